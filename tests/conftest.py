@@ -1,0 +1,46 @@
+# pyright: basic
+"""Fixtures: quiet libraries, one thread a process, and the real models where they are to be had."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+ROOT = Path(__file__).parent.parent
+SHARED = ROOT.parent / "shared"
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+
+def _need(path: Path, remedy: str) -> Path:
+    if not path.exists():
+        pytest.skip(f"{path.name} is not here; {remedy}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def stories15m() -> Path:
+    return _need(SHARED / "models" / "stories15M", "put the model into ../shared/models/stories15M")
+
+
+@pytest.fixture(scope="session")
+def stories_text() -> str:
+    path = _need(SHARED / "data" / "corpora" / "tinystories_valid_head.txt", "put the text into ../shared/data/corpora")
+    return path.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    return _need(ROOT / ".models" / "smollm2-135m", "run `make models`")
+
+
+@pytest.fixture(scope="session")
+def wikitext() -> str:
+    path = _need(SHARED / "data" / "wikitext" / "wikitext2.valid.raw.txt", "put the text into ../shared/data/wikitext")
+    return path.read_text(encoding="utf-8")

@@ -1,0 +1,138 @@
+# pyright: basic
+"""The engines agree with the oracle: every family, every rule, one and three steps, all layers and the top one."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from cases import FIRST, MODELS, RULES, alone, call, make_batch, make_model, make_rule
+
+import tintformer as tint
+
+TOLERANCE = {"rtol": 0, "atol": 1e-8}
+
+
+def assert_agree(model: Any, rule: tint.LearningRule, batch: dict[str, Any], **knobs: Any) -> None:
+    """Logits before and after, losses, and the update of every parameter of every sequence."""
+    ours = call(tint.Tint(model, rule, engine="reference"), batch, before=True, **knobs)
+    truth = call(tint.Tint(model, rule, engine="oracle"), batch, before=True, **knobs)
+    seen = batch["attention_mask"].bool()
+    torch.testing.assert_close(ours.logits_before[seen], truth.logits_before[seen], rtol=0, atol=1e-9)
+    torch.testing.assert_close(ours.logits[seen], truth.logits[seen], **TOLERANCE)
+    torch.testing.assert_close(ours.token_loss, truth.token_loss, **TOLERANCE)
+    for row in range(len(seen)):
+        updates, true_updates = ours.updates(row), truth.updates(row)
+        assert updates.keys() == true_updates.keys()
+        for name, update in updates.items():
+            torch.testing.assert_close(update, true_updates[name], **TOLERANCE, msg=lambda m, n=name: f"{n}: {m}")
+    moved = sum(float(update.abs().sum()) for update in truth.updates(0).values())
+    assert moved > 1e-3, "nothing moved, so nothing was compared"
+
+
+@pytest.mark.parametrize(("name", "rule"), [*itertools.product(FIRST, RULES), *itertools.product(MODELS, ["full"])])
+def test_three_steps_on_all_layers(name: str, rule: str) -> None:
+    assert_agree(make_model(name), make_rule(rule, steps=3), make_batch())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_top_layer_alone(name: str) -> None:
+    assert_agree(make_model(name), make_rule("default", layers=1), make_batch(padding="left"))
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_label_loss(name: str) -> None:
+    batch = make_batch()
+    batch["loss_mask"] = torch.zeros_like(batch["train_mask"])
+    batch["loss_mask"][:, 3] = True
+    assert_agree(make_model(name), make_rule("default"), batch)
+
+
+def packed(*, shared: bool) -> dict[str, Any]:
+    """Two segments a row, behind a BOS that both see or not, one row padded."""
+    batch = make_batch(lengths=(12, 10))
+    segments = torch.zeros_like(batch["input_ids"])
+    segments[:, 5:] = 7
+    if shared:
+        segments[:, 0] = -1
+    batch["segment_ids"] = segments
+    batch["train_mask"][:, 7] = False
+    return batch
+
+
+@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize("shared", [False, True], ids=["apart", "shared-bos"])
+def test_two_packed_segments(name: str, shared: bool) -> None:
+    assert_agree(make_model(name), make_rule("exact-attention", steps=2), packed(shared=shared))
+
+
+@pytest.mark.parametrize("name", [name for name in FIRST if name != "bloom"])
+def test_given_positions(name: str) -> None:
+    batch = make_batch(lengths=(9,))
+    batch["position_ids"] = torch.arange(9)[None] * 2 + 3
+    assert_agree(make_model(name), make_rule("full"), batch)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("name", "rule"), [*itertools.product(MODELS, RULES)])
+@pytest.mark.parametrize("layers", [None, 1], ids=["all", "top"])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_sweep(name: str, rule: str, layers: int | None, steps: int) -> None:
+    model, learn = make_model(name), make_rule(rule, layers=layers, steps=steps)
+    for padding in ("left", "right"):
+        assert_agree(model, learn, make_batch(padding=padding))
+    labels = make_batch()
+    labels["loss_mask"] = torch.zeros_like(labels["train_mask"])
+    labels["loss_mask"][:, 2:4] = True
+    for batch in (labels, packed(shared=False), packed(shared=True)):
+        assert_agree(model, learn, batch)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("padding", ["left", "right"])
+def test_a_padded_batch_equals_each_sequence_alone(name: str, padding: str) -> None:
+    sim = tint.Tint(make_model(name), make_rule("full", steps=2))
+    batch = make_batch(padding=padding)
+    together = call(sim, batch)
+    for row in range(3):
+        single = call(sim, alone(batch, row))
+        keep = batch["attention_mask"][row].bool()
+        torch.testing.assert_close(together.logits[row][keep], single.logits[0], rtol=0, atol=1e-9)
+        torch.testing.assert_close(together.token_loss[row][keep], single.token_loss[0], rtol=0, atol=1e-9)
+        for parameter, update in single.updates().items():
+            torch.testing.assert_close(together.updates(row)[parameter], update, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_packed_segments_equal_separate_sequences(name: str) -> None:
+    """After no step at all, a segment behind a shared BOS is that BOS and the segment on their own."""
+    sim = tint.Tint(make_model(name), make_rule("default", learning_rate=0.0))
+    batch = packed(shared=True)
+    together = call(sim, batch).logits
+    rows = torch.tensor([0, *range(5, 12)])
+    single: Any = sim(batch["input_ids"][:1, rows], train_mask=torch.ones(1, 8, dtype=torch.bool)).logits
+    torch.testing.assert_close(together[0, rows], single[0], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("engine", ["reference", "oracle"])
+def test_full_is_plain_sgd_on_the_untouched_model(engine: str) -> None:
+    """The one comparison that needs none of our code: HF, autograd, SGD; embeddings and head frozen."""
+    model = make_model("gpt2")
+    rule = make_rule("full", steps=3)
+    batch = make_batch(lengths=(10,))
+    ids, train = batch["input_ids"], batch["train_mask"]
+    out = call(tint.Tint(model, rule, engine=engine), batch)
+    names = [n for n, _ in model.named_parameters() if n.startswith(("transformer.h.", "transformer.ln_f."))]
+    assert out.updates().keys() == set(names)
+    values = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    for _ in range(3):
+        moving = {name: values[name].requires_grad_() for name in names}
+        logits = torch.func.functional_call(model, {**values, **moving}, (ids,)).logits
+        targets = ids[:, 1:].masked_fill(~train[:, 1:], -100)
+        loss = torch.nn.functional.cross_entropy(logits[0, :-1], targets[0], reduction="sum")
+        for name, gradient in zip(names, torch.autograd.grad(loss, list(moving.values())), strict=True):
+            values[name] = (values[name] - rule.learning_rate * gradient).detach()
+    for name in names:
+        torch.testing.assert_close(out.updates()[name], values[name] - model.get_parameter(name), **TOLERANCE)

@@ -1,0 +1,63 @@
+"""tintformer: a transformer whose forward pass contains the training of another one.
+
+Attributes load on first use, so that the command line answers before torch is imported.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tintformer.auxiliary.description import Auxiliary
+    from tintformer.auxiliary.load import load
+    from tintformer.errors import (
+        InputError,
+        LoadError,
+        RuleError,
+        TintError,
+        TintWarning,
+        UnsupportedModelError,
+    )
+    from tintformer.rule.learning_rule import LearningRule
+    from tintformer.tint import Tint, TintOutput
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Auxiliary": "tintformer.auxiliary.description",
+    "InputError": "tintformer.errors",
+    "LearningRule": "tintformer.rule.learning_rule",
+    "LoadError": "tintformer.errors",
+    "RuleError": "tintformer.errors",
+    "Tint": "tintformer.tint",
+    "TintError": "tintformer.errors",
+    "TintOutput": "tintformer.tint",
+    "TintWarning": "tintformer.errors",
+    "UnsupportedModelError": "tintformer.errors",
+    "load": "tintformer.auxiliary.load",
+}
+
+__all__ = [
+    "Auxiliary",
+    "InputError",
+    "LearningRule",
+    "LoadError",
+    "RuleError",
+    "Tint",
+    "TintError",
+    "TintOutput",
+    "TintWarning",
+    "UnsupportedModelError",
+    "load",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(globals().keys() | _HOMES.keys())

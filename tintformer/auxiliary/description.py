@@ -1,0 +1,94 @@
+"""What is simulated: a pretrained decoder, described once, for every engine to walk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tintformer.auxiliary.ops import Attend, Fork, Linear, Norm, Op, Rotary, Step, Weight
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Embedding:
+    """Token ids to the stream: (scale * E[token]), projected, plus a learned position, normalised; all frozen."""
+
+    tokens: Weight
+    scale: float = 1.0
+    projection: Linear | None = None
+    positions: Weight | None = None
+    position_offset: int = 0
+    """Row of position 0 in the table (2 for OPT)."""
+    norm: Norm | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Head:
+    """The frozen output matrix E `[vocabulary, width]` and its bias: logits = E x + b."""
+
+    weight: Weight
+    bias: Weight | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Auxiliary:
+    """A decoder as embedding, blocks of steps, final steps and head, all tensors shared with `model`."""
+
+    name: str
+    family: str
+    """Hugging Face's `model_type`."""
+    embedding: Embedding
+    blocks: tuple[tuple[Step, ...], ...]
+    final: tuple[Step, ...]
+    """The final norm and the out-projection, where the family has them."""
+    head: Head
+    max_positions: int | None
+    """Longest context the model was built for; None where nothing limits it (ALiBi)."""
+    model: Any = field(repr=False)
+    """The Hugging Face model, never modified."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self.head.weight.source.shape[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.tokens.source.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.tokens.source.device
+
+    @property
+    def learned_positions(self) -> bool:
+        return self.embedding.positions is not None
+
+    def attentions(self) -> Iterator[Attend]:
+        """Every attention of the model, from the first block to the last."""
+        for block in self.blocks:
+            yield from (fork.join for fork in forks(block) if isinstance(fork.join, Attend))
+
+    def takes_position_ids(self) -> bool:
+        """Whether positions enter by number (learned or rotary); ALiBi counts the visible tokens itself."""
+        return self.learned_positions or any(isinstance(attend.position, Rotary) for attend in self.attentions())
+
+
+def forks(steps: tuple[Step, ...]) -> Iterator[Fork]:
+    """All forks among the steps, outer ones first."""
+    for step in steps:
+        if isinstance(step, Fork):
+            yield step
+            for branch in step.branches:
+                yield from forks(branch)
+
+
+def ops(steps: tuple[Step, ...]) -> Iterator[Op]:
+    """All ops with one input among the steps, in the order in which the forward pass meets them."""
+    for step in steps:
+        if isinstance(step, Fork):
+            for branch in step.branches:
+                yield from ops(branch)
+        else:
+            yield step

@@ -1,0 +1,33 @@
+"""Gemma: LLaMA with norm scales 1 + weight, scaled embeddings and a GELU-gated unit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tintformer.auxiliary.families.family import Config, Family, rotary_of
+from tintformer.auxiliary.families.llama import PATHS
+
+
+def _embedding_scale(model: Any) -> float:
+    """The model's own factor, rounded as the model rounds it."""
+    return float(model.get_submodule(PATHS.tokens).embed_scale)
+
+
+def _refuse(config: Config) -> list[str]:
+    return ["use_bidirectional_attention: only causal decoders learn here"] * bool(config.use_bidirectional_attention)
+
+
+FAMILY = Family(
+    model_type="gemma",
+    title="Gemma",
+    example="google/gemma-2b",
+    paths=PATHS,
+    norm="rms",
+    unit_offset=True,
+    embedding_scale=_embedding_scale,
+    position_scheme="rotary",
+    position=rotary_of("model.rotary_emb"),
+    activation=lambda config: config.hidden_act,
+    refuse=_refuse,
+    notes="norm scale 1 + weight; scaled embeddings",
+)

@@ -1,0 +1,44 @@
+"""GPT-J: attention and feed-forward in parallel behind one norm, interleaved partial rotary positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tintformer.auxiliary.families.family import Config, Family, Paths
+from tintformer.auxiliary.ops import Rotary
+
+
+def _rotary(model: Any, config: Config) -> Rotary:
+    """GPT-J keeps a table of sines instead of a rotary module; the frequencies are those of its table."""
+    exponents = torch.arange(0, config.rotary_dim, 2, device=model.device) / config.rotary_dim
+    return Rotary(inverse_frequencies=1.0 / 10000**exponents, interleaved=True)
+
+
+FAMILY = Family(
+    model_type="gptj",
+    title="GPT-J",
+    example="EleutherAI/gpt-j-6b",
+    paths=Paths(
+        tokens="transformer.wte",
+        blocks="transformer.h",
+        final_norm="transformer.ln_f",
+        head="lm_head",
+        attention_norm="ln_1",
+        query="attn.q_proj",
+        key="attn.k_proj",
+        value="attn.v_proj",
+        output="attn.out_proj",
+        up="mlp.fc_in",
+        activation="mlp.act",
+        down="mlp.fc_out",
+    ),
+    norm="layer",
+    order=lambda config: "parallel_one_norm",
+    position_scheme="rotary",
+    position=_rotary,
+    activation=lambda config: config.activation_function,
+    refuse=lambda config: [] if config.rotary_dim else ["rotary_dim is not set: its table does not fit the heads"],
+    notes="partial, interleaved rotary; head bias",
+)

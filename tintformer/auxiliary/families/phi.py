@@ -1,0 +1,33 @@
+"""Phi: attention and feed-forward in parallel behind one norm, partial rotary, biases everywhere."""
+
+from __future__ import annotations
+
+from tintformer.auxiliary.families.family import Family, Paths, rotary_of
+
+FAMILY = Family(
+    model_type="phi",
+    title="Phi",
+    example="microsoft/phi-1_5",
+    paths=Paths(
+        tokens="model.embed_tokens",
+        blocks="model.layers",
+        final_norm="model.final_layernorm",
+        head="lm_head",
+        attention_norm="input_layernorm",
+        query="self_attn.q_proj",
+        key="self_attn.k_proj",
+        value="self_attn.v_proj",
+        query_norm="self_attn.q_layernorm",
+        key_norm="self_attn.k_layernorm",
+        output="self_attn.dense",
+        up="mlp.fc1",
+        activation="mlp.activation_fn",
+        down="mlp.fc2",
+    ),
+    norm="layer",
+    order=lambda config: "parallel_one_norm",
+    position_scheme="rotary",
+    position=rotary_of("model.rotary_emb"),
+    activation=lambda config: config.hidden_act,
+    notes="partial rotary; head bias; query/key norms by choice",
+)

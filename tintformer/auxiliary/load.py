@@ -1,0 +1,110 @@
+"""`load`: a hub id, a local directory or a Hugging Face model object becomes an auxiliary."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tintformer.auxiliary.describe import describe
+from tintformer.auxiliary.description import Auxiliary
+from tintformer.auxiliary.validate import check_model, find_family
+from tintformer.errors import LoadError, TintError
+
+
+def load(model: Any, *, dtype: torch.dtype | None = None, device: str | torch.device | None = None) -> Auxiliary:
+    """Describe a model: a hub id, a local directory (safetensors, or one GGUF file), or a Hugging Face object.
+
+    Names and paths load in float32 unless `dtype` says otherwise; an object keeps its dtype and device, shares its
+    tensors and is never modified. Nothing is fetched unless a name needs the hub; no remote code, no pickles.
+    """
+    if isinstance(model, Auxiliary):
+        return model
+    if not isinstance(model, str | os.PathLike):
+        return _load_object(model, dtype, device)
+    return _load_name(os.fspath(model), dtype or torch.float32, device)
+
+
+def _load_object(model: Any, dtype: torch.dtype | None, device: Any) -> Auxiliary:
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        raise LoadError(f"cannot load a {type(model).__name__}; pass a name, a directory or a transformers model")
+    if dtype is not None or device is not None:
+        raise LoadError("a model object keeps its dtype and device; convert it before, e.g. model.to(torch.float32)")
+    name = getattr(model, "name_or_path", "") or type(model).__name__
+    return describe(model, check_model(model, name), name)
+
+
+def _load_name(name: str, dtype: torch.dtype, device: Any) -> Auxiliary:
+    if not dtype.is_floating_point:
+        raise LoadError(f"dtype={dtype} is not a floating-point type; use torch.float32")
+    if Path(name).expanduser().exists():
+        model = _read(name, dtype, _directory_options(Path(name).expanduser()))
+    elif name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise LoadError(f"no directory {name}; give a directory with config.json, or a hub id such as gpt2")
+    else:
+        model = _read_from_hub(name, dtype)
+    if device is not None:
+        model.to(device)
+    return describe(model, check_model(model, name), name)
+
+
+def _read(name: str, dtype: torch.dtype, options: dict[str, Any]) -> Any:
+    """The model in evaluation mode; its configuration alone tells what is unsupported, before the weights are read."""
+    from safetensors import SafetensorError
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    options = {"trust_remote_code": False, **options}
+    try:
+        find_family(AutoConfig.from_pretrained(name, **options), name)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            name, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+        )
+    except TintError:
+        raise
+    except (OSError, ImportError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
+        raise LoadError(f"cannot read {name}: {_first_line(error)}") from error
+    model, report = loaded
+    if missing := sorted(report["missing_keys"]):  # transformers fills these with random numbers
+        raise LoadError(f"{name} lacks {len(missing)} parameters of its model, the first of them {missing[0]}")
+    return model.eval()
+
+
+def _directory_options(directory: Path) -> dict[str, Any]:
+    """How to read a directory: offline, from safetensors or from its one GGUF file."""
+    if not directory.is_dir():
+        raise LoadError(f"{directory} is a file; give the directory that holds it")
+    files = sorted(path.name for path in directory.iterdir())
+    quantised = [file for file in files if file.endswith(".gguf")]
+    if any(file.endswith(".safetensors") for file in files):
+        return {"local_files_only": True}
+    if len(quantised) == 1:
+        return {"local_files_only": True, "gguf_file": quantised[0]}
+    if quantised:
+        raise LoadError(f"{directory} holds {len(quantised)} GGUF files ({', '.join(quantised)}); keep one")
+    raise LoadError(f"{directory} holds no safetensors and no GGUF file (pickled weights are not read)")
+
+
+def _read_from_hub(name: str, dtype: torch.dtype) -> Any:
+    """From the local cache if it is there; otherwise the hub is asked once, without retries."""
+    from huggingface_hub import HfApi
+
+    try:
+        return _read(name, dtype, {"local_files_only": True})
+    except LoadError:
+        try:
+            HfApi().model_info(name, timeout=10)
+        except Exception as error:  # whatever keeps the hub from answering, the user is told the same three facts
+            raise LoadError(
+                f"cannot load {name!r}: it is no local directory, it is not in the local cache, and the hub does not "
+                f"give it ({_first_line(error)}); check the name and the connection, or give a directory"
+            ) from error
+    return _read(name, dtype, {})
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,152 @@
+"""The vocabulary in which an auxiliary model is described: weights, ops, joins and forks.
+
+A block is a sequence of steps. A step is either an op with one input (`Linear`, `Norm`, `Activation`) or a `Fork`,
+which sends one input down several branches and joins their outputs (`Add`, `Product`, `Attend`). Residuals, gated
+units, attention and parallel blocks are all forks, so a walk needs to know one mechanism only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor
+
+Group = Literal["body", "query_key", "frozen"]
+"""Which knob of the learning rule moves an op's parameters: `body` those that every rule moves, `query_key` those
+behind `update_query_key`, `frozen` none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One of several equal parts of a fused parameter's output rows."""
+
+    index: int
+    count: int
+    groups: int = 1
+    """1: the parts are contiguous blocks (GPT-2). Number of heads: every head holds its own parts (BLOOM, NeoX)."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Weight:
+    """A parameter of the Hugging Face model as we read it: shared, never copied, oriented `[out, in]`."""
+
+    name: str
+    """The Hugging Face parameter name, under which updates are reported."""
+    source: Tensor
+    """The Hugging Face parameter itself."""
+    transposed: bool = False
+    """Stored as `[in, out]` (the Conv1D of GPT-2)."""
+    part: Part | None = None
+
+    def read(self) -> Float[Tensor, ...]:
+        """Our view of the parameter; a copy only where a family interleaves fused rows by head."""
+        rows = self._select(self.source)
+        return rows if self.part is None else rows.flatten(0, 1)
+
+    def write(self, value: Float[Tensor, ...], into: Float[Tensor, ...]) -> None:
+        """Put `value`, oriented as `read` returns it, into its place in a tensor of the Hugging Face shape."""
+        rows = self._select(into)
+        rows.copy_(value if self.part is None else value.unflatten(0, (self.part.groups, -1)))
+
+    def _select(self, tensor: Tensor) -> Tensor:
+        rows = tensor.mT if self.transposed else tensor
+        if self.part is None:
+            return rows
+        return rows.unflatten(0, (self.part.groups, self.part.count, -1))[:, self.part.index]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Linear:
+    """y = W x + b."""
+
+    name: str
+    weight: Weight
+    bias: Weight | None = None
+    group: Group = "body"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Norm:
+    """y = g * f(x) + b, with f the normalisation of LayerNorm or RMSNorm."""
+
+    name: str
+    kind: Literal["layer", "rms"]
+    epsilon: float
+    scale: Weight | None = None
+    bias: Weight | None = None
+    unit_offset: bool = False
+    """The scale is 1 + weight (Gemma)."""
+    num_groups: int = 1
+    """How many equal parts of the input are normalised apart: 1, or the number of heads of a query/key norm."""
+    group: Group = "body"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activation:
+    """y = s(x), element by element."""
+
+    name: str
+    function: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Add:
+    """The sum of the branches."""
+
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product:
+    """The element-wise product of two branches."""
+
+    name: str
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Rotary:
+    """Rotary positions on the first `2 * len(inverse_frequencies)` coordinates of every head."""
+
+    inverse_frequencies: Float[Tensor, " half"]
+    scaling: float = 1.0
+    """Factor on the cosines and sines (yarn); 1 for the other schemes."""
+    interleaved: bool = False
+    """Pairs are neighbours (GPT-J) instead of halves (LLaMA)."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Alibi:
+    """A bias on the scores that falls linearly with distance, one slope a head."""
+
+    slopes: Float[Tensor, " heads"]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Attend:
+    """Causal softmax attention of three branches: queries, keys, values (in this order)."""
+
+    name: str
+    num_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    scale: float
+    position: Rotary | Alibi | None = None
+    window: int | None = None
+    """A token sees this many tokens, itself included; None: all earlier ones."""
+
+
+Op = Linear | Norm | Activation
+Join = Add | Product | Attend
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Fork:
+    """One input, several branches, one output; an empty branch passes the input on (a residual)."""
+
+    branches: tuple[tuple[Step, ...], ...]
+    join: Join
+
+
+Step = Op | Fork

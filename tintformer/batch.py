@@ -1,0 +1,204 @@
+"""Masks and positions, once and for all: what the user passes, checked, and what every engine derives from it.
+
+B batch, T tokens. Padding may stand on either side. Segments are independent examples packed in one sequence; the
+id -1 marks leading tokens that every segment sees (a shared BOS).
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tintformer.auxiliary.description import Auxiliary
+from tintformer.errors import InputError, TintWarning
+
+SHARED = -1
+"""Segment id of tokens that are visible to all segments."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Batch:
+    """Sequences with their training parts; build it with `Batch.of`, which checks everything."""
+
+    input_ids: Int[Tensor, "B T"]
+    attended: Bool[Tensor, "B T"]
+    segments: Int[Tensor, "B T"]
+    train: Bool[Tensor, "B T"]
+    """Tokens of the training part (padding excluded)."""
+    loss: Bool[Tensor, "B T"]
+    """Tokens that may be training targets."""
+    given_positions: Int[Tensor, "B T"] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        auxiliary: Auxiliary,
+        input_ids: Tensor,
+        *,
+        train_mask: Tensor,
+        attention_mask: Tensor | None = None,
+        loss_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> Batch:
+        """Check the user's tensors against the auxiliary and bring them to its device."""
+        ids = _tokens(input_ids, auxiliary)
+        everything = torch.ones_like(ids, dtype=torch.bool)
+        attended = everything if attention_mask is None else _mask("attention_mask", attention_mask, ids)
+        batch = cls(
+            input_ids=ids,
+            attended=attended,
+            segments=torch.zeros_like(ids) if segment_ids is None else _ids("segment_ids", segment_ids, ids),
+            train=_mask("train_mask", train_mask, ids) & attended,
+            loss=everything if loss_mask is None else _mask("loss_mask", loss_mask, ids),
+            given_positions=None if position_ids is None else _ids("position_ids", position_ids, ids),
+        )
+        _check_rows(batch)
+        _check_positions(batch, auxiliary)
+        return batch
+
+    @cached_property
+    def targets(self) -> Int[Tensor, "B T"]:
+        """The token that each position predicts; the last position predicts none, and its entry is not used."""
+        return self.input_ids.roll(-1, dims=1)
+
+    @cached_property
+    def predicts(self) -> Bool[Tensor, "B T"]:
+        """Positions t whose next token stands in the same segment, both attended."""
+        following = self.attended & self.attended.roll(-1, dims=1) & (self.segments == self.segments.roll(-1, dims=1))
+        following[:, -1] = False
+        return following
+
+    @cached_property
+    def scored(self) -> Bool[Tensor, "B T"]:
+        """Positions t whose next token is a training target."""
+        return self.predicts & (self.train & self.loss).roll(-1, dims=1)
+
+    @cached_property
+    def evaluates(self) -> Bool[Tensor, "B T"]:
+        """Positions t whose next token is evaluated: attended and outside the training part."""
+        return self.predicts & ~self.train.roll(-1, dims=1)
+
+    @cached_property
+    def evaluation_mask(self) -> Bool[Tensor, "B T"]:
+        """The evaluated tokens themselves, one to the right of `evaluates`."""
+        return self.evaluates.roll(1, dims=1)
+
+    @cached_property
+    def distances(self) -> Int[Tensor, "B T"]:
+        """Each token's number among the tokens of its segment and the shared ones before it; padding counts nothing."""
+        shared = self.attended & (self.segments == SHARED)
+        result = (shared.cumsum(1) - 1) * shared
+        num_shared = shared.sum(1, keepdim=True)
+        for segment in self.segments.unique().tolist():
+            if segment != SHARED:
+                own = self.attended & (self.segments == segment)
+                result = torch.where(own, num_shared + own.cumsum(1) - 1, result)
+        return result
+
+    @cached_property
+    def positions(self) -> Int[Tensor, "B T"]:
+        """Position ids: the user's, or the distances; 0 for padding."""
+        return self.distances if self.given_positions is None else self.given_positions * self.attended
+
+    def visible(self, window: int | None = None) -> Bool[Tensor, "B T T"]:
+        """visible[b, t, j]: token t sees token j. Padding sees itself alone, so that no softmax is empty."""
+        tokens = torch.arange(self.input_ids.shape[1], device=self.input_ids.device)
+        query_segments, key_segments = self.segments[:, :, None], self.segments[:, None, :]
+        seen = (tokens[:, None] >= tokens) & ((query_segments == key_segments) | (key_segments == SHARED))
+        seen = seen & self.attended[:, :, None] & self.attended[:, None, :]
+        if window is not None:
+            seen = seen & (self.distances[:, :, None] - self.distances[:, None, :] < window)
+        return seen | torch.eye(len(tokens), dtype=torch.bool, device=seen.device)
+
+    def additive_mask(self, dtype: torch.dtype, window: int | None = None) -> Float[Tensor, "B T T"]:
+        """Added to scores: 0 where visible, the smallest finite number elsewhere."""
+        hidden = ~self.visible(window)
+        return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, torch.finfo(dtype).min)
+
+
+def _integers(name: str, value: Tensor) -> Tensor:
+    if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
+        raise InputError(f"{name} has dtype {value.dtype}; it must be whole numbers (torch.long)")
+    return value.long()
+
+
+def _tokens(input_ids: Tensor, auxiliary: Auxiliary) -> Tensor:
+    ids = _integers("input_ids", input_ids).to(auxiliary.device)
+    if ids.dim() != 2 or 0 in ids.shape:
+        raise InputError(f"input_ids has shape {tuple(ids.shape)}; it must be [batch, tokens], neither of them 0")
+    low, high, size = int(ids.min()), int(ids.max()), auxiliary.embedding.tokens.source.shape[0]
+    if low < 0 or high >= size:
+        wrong = low if low < 0 else high
+        raise InputError(
+            f"token id {wrong} is outside of the vocabulary of {size}; was the text encoded by another tokenizer?"
+        )
+    return ids
+
+
+def _like(name: str, value: Tensor, ids: Tensor) -> Tensor:
+    if value.shape != ids.shape:
+        raise InputError(f"{name} has shape {tuple(value.shape)} but input_ids has {tuple(ids.shape)}")
+    return value.to(ids.device)
+
+
+def _ids(name: str, value: Tensor, ids: Tensor) -> Tensor:
+    value = _integers(name, _like(name, value, ids))
+    lowest = SHARED if name == "segment_ids" else 0
+    if int(value.min()) < lowest:
+        raise InputError(f"{name} contains {int(value.min())}; the smallest allowed is {lowest}")
+    return value
+
+
+def _mask(name: str, value: Tensor, ids: Tensor) -> Tensor:
+    value = _like(name, value, ids)
+    if value.dtype.is_floating_point or value.dtype.is_complex:
+        raise InputError(f"{name} has dtype {value.dtype}; it must be boolean, or whole numbers 0 and 1")
+    if value.dtype != torch.bool and bool(((value != 0) & (value != 1)).any()):
+        raise InputError(f"{name} holds values other than 0 and 1")
+    return value.bool()
+
+
+def _first_row(rows: Tensor) -> int:
+    return int(rows.nonzero()[0])
+
+
+def _check_rows(batch: Batch) -> None:
+    empty = ~batch.attended.any(1)
+    if empty.any():
+        raise InputError(f"row {_first_row(empty)} is all padding: its attention_mask is 0 everywhere")
+    untrained = ~batch.train.any(1)
+    if untrained.any():
+        raise InputError(f"row {_first_row(untrained)} has an empty training part: its train_mask is 0 everywhere")
+    shared = batch.attended & (batch.segments == SHARED)
+    late = shared & ((batch.attended & ~shared).cumsum(1) > 0)
+    if late.any():
+        row, token = late.nonzero()[0].tolist()
+        raise InputError(f"token {token} of row {row} is shared (segment id -1) but stands after a segment's token")
+    unscored = ~batch.scored.any(1)
+    if unscored.any():
+        warnings.warn(
+            f"row {_first_row(unscored)} has no training target (a target is a token of train_mask and loss_mask "
+            "whose predecessor is in the same segment), so nothing is learnt from it",
+            TintWarning,
+            stacklevel=4,
+        )
+
+
+def _check_positions(batch: Batch, auxiliary: Auxiliary) -> None:
+    if batch.given_positions is not None and not auxiliary.takes_position_ids():
+        raise InputError(f"position_ids cannot be given to {auxiliary.family}: ALiBi counts the visible tokens itself")
+    if auxiliary.max_positions is None:
+        return
+    longest = int(batch.positions[batch.attended].max()) + 1
+    if longest <= auxiliary.max_positions:
+        return
+    message = f"a sequence reaches {longest} positions but {auxiliary.name} was built for {auxiliary.max_positions}"
+    if auxiliary.learned_positions:
+        raise InputError(f"{message} and has learned positions; shorten it or split it into segments")
+    warnings.warn(f"{message}; its predictions beyond are extrapolation", TintWarning, stacklevel=4)

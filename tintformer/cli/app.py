@@ -1,0 +1,36 @@
+"""The list of commands; each lives in a module of its own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import tintformer
+from tintformer.cli import demo, models
+
+app = typer.Typer(
+    name="tint",
+    help="Transformers that train another transformer inside one forward pass.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("demo")(demo.demo)
+app.command("models")(models.models)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(tintformer.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Transformers that train another transformer inside one forward pass."""

@@ -1,0 +1,1 @@
+"""Executables of the one meaning."""

@@ -1,0 +1,107 @@
+"""A private twin of the Hugging Face model: its own modules and config, the same tensors, swapped backward passes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tintformer.auxiliary.families.family import Family
+from tintformer.engines.oracle.difference import Difference
+from tintformer.engines.oracle.mode import OracleMode
+from tintformer.rule.learning_rule import LearningRule
+
+
+def make_twin(model: Any, family: Family, rule: LearningRule, mode: OracleMode) -> Any:
+    """A copy of the module tree in evaluation mode with eager attention; the original is not touched."""
+    shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
+    twin = copy.deepcopy(model, memo=shared)
+    twin.eval()
+    twin.set_attn_implementation("eager")
+    for module in twin.modules():
+        module._forward_hooks.clear()
+        module._forward_pre_hooks.clear()
+        if hasattr(module, "reorder_and_upcast_attn"):
+            module.reorder_and_upcast_attn = False  # the same numbers, without its cast to float32
+    for block in twin.get_submodule(family.paths.blocks):
+        block.get_submodule(family.paths.output).register_forward_pre_hook(mode.watch_output)
+    if rule.norm_gradient != "exact":
+        for norm in _norms(twin, family):
+            norm.forward = _norm_by_difference(norm, rule, mode, family.unit_offset)
+    if rule.activation_gradient != "exact":
+        for block in twin.get_submodule(family.paths.blocks):
+            activation = block.get_submodule(family.paths.activation)
+            activation.forward = _by_difference(activation.forward, rule.activation_gradient, rule, mode)
+    if mode.dtype == torch.float64:
+        _restore_double(twin)
+    return twin
+
+
+def _norms(twin: nn.Module, family: Family) -> Iterator[nn.Module]:
+    paths = family.paths
+    for block in twin.get_submodule(paths.blocks).children():
+        names = (paths.attention_norm, paths.mlp_norm, paths.query_norm, paths.key_norm)
+        yield from (block.get_submodule(name) for name in names if name and _has(block, name))
+    if paths.final_norm and _has(twin, paths.final_norm):
+        yield twin.get_submodule(paths.final_norm)
+
+
+def _has(module: nn.Module, path: str) -> bool:
+    return any(name == path for name, _ in module.named_modules())
+
+
+def _by_difference(
+    function: Callable[[Tensor], Tensor], scheme: str, rule: LearningRule, mode: OracleMode
+) -> Callable[[Tensor], Tensor]:
+    def in_mode(x: Tensor) -> Tensor:
+        with mode:  # autograd runs a backward outside of the modes that surround it
+            return function(x)
+
+    relative = rule.epsilon_mode == "relative"
+    return lambda x: Difference.apply(x, in_mode, scheme, rule.epsilon, relative)
+
+
+def _norm_by_difference(norm: Any, rule: LearningRule, mode: OracleMode, unit_offset: bool) -> Callable[..., Tensor]:
+    """The norm with its normalisation differentiated by differences; scale and bias stay with autograd."""
+    bare = copy.deepcopy(norm).to(mode.dtype)
+    with torch.no_grad():
+        for name, parameter in bare.named_parameters():
+            parameter.fill_(1.0 if name == "weight" and not unit_offset else 0.0)
+    bare.requires_grad_(False)
+    normalise = _by_difference(bare, rule.norm_gradient, rule, mode)
+
+    def forward(x: Tensor) -> Tensor:
+        y = normalise(x)
+        if norm.weight is not None:
+            y = y * (norm.weight + 1 if unit_offset else norm.weight)
+        bias = getattr(norm, "bias", None)
+        return y if bias is None else y + bias
+
+    return forward
+
+
+def _restore_double(twin: Any) -> None:
+    """Tables that the families compute in float32 once and for all, in float64: GPT-J's sines and BLOOM's ALiBi."""
+    for module in twin.modules():
+        if hasattr(module, "embed_positions") and hasattr(module, "pos_embd_dim"):
+            dim = module.pos_embd_dim
+            frequencies = (1.0 / (10000 ** (torch.arange(0, dim, 2) / dim))).double()
+            angles = torch.arange(module.max_positions).double()[:, None] * frequencies
+            module.embed_positions = torch.cat((angles.sin(), angles.cos()), dim=1)
+        if hasattr(module, "build_alibi_tensor"):
+            module.build_alibi_tensor = _double_alibi
+
+
+def _double_alibi(attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
+    """BLOOM's bias for an unpadded sequence; its slopes are powers of a base that float32 rounds."""
+    closest = 1 << (num_heads.bit_length() - 1)
+    base = 2.0 ** -(2.0 ** (3 - (closest.bit_length() - 1)))
+    slopes = [base**power for power in range(1, closest + 1)]
+    extra = 2.0 ** -(2.0 ** (2 - (closest.bit_length() - 1)))
+    slopes += [extra**power for power in range(1, 2 * (num_heads - closest), 2)]
+    places = torch.arange(attention_mask.shape[1], dtype=dtype)
+    return torch.tensor(slopes, dtype=dtype)[:, None, None] * places

@@ -1,0 +1,184 @@
+"""The reference engine: the walk on plain tensors, every formula as it stands in `rule`, no tricks.
+
+B batch, T tokens. Weights that have moved carry a batch dimension: every sequence has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from tintformer import walk
+from tintformer.auxiliary.description import Auxiliary
+from tintformer.auxiliary.ops import Activation, Add, Attend, Join, Linear, Norm, Op, Product, Weight
+from tintformer.batch import Batch
+from tintformer.engines.engine import EngineResult, compute_dtype, to_parameters
+from tintformer.rule import activation, attention, head, linear, norm
+from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.movement import movable, moving
+
+
+class ReferenceEngine:
+    """The meaning of the learning rule, written for reading."""
+
+    def __init__(self, auxiliary: Auxiliary, rule: LearningRule):
+        self.auxiliary, self.rule = auxiliary, rule
+
+    @torch.no_grad()
+    def run(self, batch: Batch, at: Bool[Tensor, "B T"], *, before: bool) -> EngineResult:
+        """Train every sequence on its own, then predict at the positions `at`."""
+        executor = TensorExecutor(self.auxiliary, self.rule, batch)
+        logits_before = executor.logits(walk.forward_pass(executor, self.auxiliary)[at]) if before else None
+        x = walk.train_in_the_pass(executor, self.auxiliary, self.rule)
+        return EngineResult(
+            logits=executor.logits(x[at]),
+            logits_before=logits_before,
+            updates=lambda row: to_parameters(executor.deltas(row)),
+        )
+
+
+class TensorExecutor:
+    """Executes ops on `[B, T, width]` tensors; implements `walk.Executor`."""
+
+    def __init__(self, auxiliary: Auxiliary, rule: LearningRule, batch: Batch):
+        self.auxiliary, self.rule, self.batch = auxiliary, rule, batch
+        self.dtype = compute_dtype(auxiliary.dtype)
+        self.moved: dict[Weight, Tensor] = {}
+        self.masks: dict[int | None, Tensor] = {}
+
+    def value(self, weight: Weight | None) -> Any:
+        """A weight's current value: its own for each sequence once it has moved."""
+        if weight is None:
+            return None
+        return self.moved[weight] if weight in self.moved else weight.read().to(self.dtype)
+
+    def deltas(self, row: int) -> dict[Weight, Tensor]:
+        """How far every movable weight has moved in one sequence."""
+        return {
+            weight: self.moved[weight][row] - weight.read().to(self.dtype)
+            if weight in self.moved
+            else torch.zeros_like(weight.read(), dtype=self.dtype)
+            for weight in movable(self.rule, self.auxiliary)
+        }
+
+    def embed(self) -> Float[Tensor, "B T D"]:
+        embedding = self.auxiliary.embedding
+        x = self.value(embedding.tokens)[self.batch.input_ids] * embedding.scale
+        if embedding.projection is not None:
+            x, _ = self.forward(embedding.projection, (x,))
+        if embedding.positions is not None:
+            x = x + self.value(embedding.positions)[self.batch.positions + embedding.position_offset]
+        if embedding.norm is not None:
+            x, _ = self.forward(embedding.norm, (x,))
+        return x
+
+    def logits(self, x: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows V"]:
+        return head.forward(x, self.value(self.auxiliary.head.weight), self.value(self.auxiliary.head.bias))
+
+    def loss_gradient(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        weight, bias = self.value(self.auxiliary.head.weight), self.value(self.auxiliary.head.bias)
+        mean = self.rule.reduction == "mean"
+        return head.loss_gradient(
+            x, weight, bias, self.batch.targets, self.batch.scored, loss=self.rule.loss, mean=mean
+        )
+
+    def add(self, terms: Sequence[Tensor]) -> Tensor:
+        total = terms[0]
+        for term in terms[1:]:
+            total = total + term
+        return total
+
+    def forward(self, op: Op | Join, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Any]:
+        match op:
+            case Linear():
+                return linear.forward(inputs[0], self.value(op.weight), self.value(op.bias)), inputs
+            case Norm():
+                grouped = _cut(inputs[0], op)
+                y = norm.forward(grouped, self._scale(op), self.value(op.bias), kind=op.kind, epsilon=op.epsilon)
+                return y.view_as(inputs[0]), inputs
+            case Activation():
+                return activation.forward(inputs[0], function=op.function), inputs
+            case Add():
+                return self.add(inputs), inputs
+            case Product():
+                return inputs[0] * inputs[1], inputs
+            case Attend():
+                heads = attention.split(inputs, op, self._where(op))
+                return attention.forward(heads, op, self._where(op)), heads
+
+    def backward(self, op: Op | Join, saved: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        rule = self.rule
+        match op:
+            case Linear():
+                return (linear.backward(gradient, self.value(op.weight)),)
+            case Norm():
+                dx = norm.backward(
+                    _cut(saved[0], op),
+                    _cut(gradient, op),
+                    self._scale(op),
+                    kind=op.kind,
+                    epsilon=op.epsilon,
+                    scheme=rule.norm_gradient,
+                    step=rule.epsilon,
+                    mode=rule.epsilon_mode,
+                )
+                return (dx.view_as(gradient),)
+            case Activation():
+                dx = activation.backward(
+                    saved[0],
+                    gradient,
+                    function=op.function,
+                    scheme=rule.activation_gradient,
+                    step=rule.epsilon,
+                    mode=rule.epsilon_mode,
+                )
+                return (dx,)
+            case Add():
+                return (gradient,) * len(saved)
+            case Product():
+                return gradient * saved[1], gradient * saved[0]
+            case Attend():
+                return attention.backward(
+                    saved,
+                    gradient,
+                    op,
+                    self._where(op),
+                    scheme=rule.attention_gradient,
+                    step=rule.epsilon,
+                    mode=rule.epsilon_mode,
+                )
+
+    def descend(self, op: Op | Join, saved: Any, gradient: Tensor) -> None:
+        free = moving(self.rule, op)
+        match op:
+            case Linear():
+                gradients = {op.weight: linear.weight_gradient(saved[0], gradient)}
+                if op.bias is not None:
+                    gradients[op.bias] = linear.bias_gradient(gradient)
+            case Norm():
+                x, dy = _cut(saved[0], op), _cut(gradient, op)
+                gradients = {} if op.bias is None else {op.bias: norm.bias_gradient(dy)}
+                if op.scale in free:
+                    gradients[op.scale] = norm.scale_gradient(x, dy, kind=op.kind, epsilon=op.epsilon)
+            case _:
+                raise AssertionError(f"{op.name} has no parameters")
+        for weight in free:
+            self.moved[weight] = self.value(weight) - self.rule.learning_rate * gradients[weight]
+
+    def _scale(self, op: Norm) -> Tensor | None:
+        scale = self.value(op.scale)
+        return scale + 1 if op.unit_offset and scale is not None else scale
+
+    def _where(self, op: Attend) -> attention.Where:
+        if op.window not in self.masks:
+            self.masks[op.window] = self.batch.additive_mask(self.dtype, op.window)[:, None, None]
+        return attention.Where(mask=self.masks[op.window], positions=self.batch.positions)
+
+
+def _cut(x: Float[Tensor, "B T D"], op: Norm) -> Float[Tensor, "B T_times_groups d"]:
+    """The parts that a norm treats apart, side by side as if they were tokens."""
+    return x.reshape(len(x), -1, x.shape[-1] // op.num_groups)

@@ -1,0 +1,30 @@
+"""Errors and warnings of the package: one base class, one clear line each, with the cause and the remedy."""
+
+
+class TintError(ValueError):
+    """Base of every error that bad input can cause; the command line prints it as one line and exits with 2."""
+
+
+class InputError(TintError):
+    """Tokens, masks or segments that cannot be trained on or scored."""
+
+
+class RuleError(TintError):
+    """A learning rule with unknown names or contradicting knobs."""
+
+
+class LoadError(TintError):
+    """A model that cannot be found or read."""
+
+
+class UnsupportedModelError(TintError):
+    """A model outside of what can be described; the message lists every reason at once."""
+
+    def __init__(self, model: str, reasons: list[str]):
+        self.reasons = reasons
+        lines = "".join(f"\n  - {reason}" for reason in reasons)
+        super().__init__(f"{model} cannot be simulated:{lines}")
+
+
+class TintWarning(UserWarning):
+    """Something legal that a user most likely did not intend."""

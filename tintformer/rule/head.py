@@ -1,0 +1,52 @@
+"""The frozen language-model head and the gradient of the loss at its input (paper, section "Language model head").
+
+B batch, T tokens, D width, V vocabulary. `scored[b, t]` says whether token t + 1 is a training target.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tintformer.rule.learning_rule import Loss
+
+
+def forward(
+    x: Float[Tensor, "*rows D"], weight: Float[Tensor, "V D"], bias: Float[Tensor, " V"] | None
+) -> Float[Tensor, "*rows V"]:
+    logits = x @ weight.mT
+    return logits if bias is None else logits + bias
+
+
+def loss_gradient(
+    x: Float[Tensor, "B T D"],
+    weight: Float[Tensor, "V D"],
+    bias: Float[Tensor, " V"] | None,
+    targets: Int[Tensor, "B T"],
+    scored: Bool[Tensor, "B T"],
+    *,
+    loss: Loss,
+    mean: bool,
+) -> Float[Tensor, "B T D"]:
+    """dx, summed (or averaged) over the scored targets of each sequence; exactly zero elsewhere.
+
+    cross_entropy: E^T (softmax(E x + b) - onehot). mse: x - e. quad (Saunshi et al.): E^T E x - e; e the target's row.
+    """
+    dx = torch.zeros_like(x)
+    at = x[scored]
+    rows = weight[targets[scored]]
+    if loss == "cross_entropy":
+        dx[scored] = forward(at, weight, bias).softmax(-1) @ weight - rows
+    elif loss == "mse":
+        dx[scored] = at - rows
+    else:
+        dx[scored] = (at @ weight.mT) @ weight - rows
+    if mean:
+        dx = dx / scored.sum(-1).clamp(min=1)[:, None, None]
+    return dx
+
+
+def token_loss(logits: Float[Tensor, "rows V"], targets: Int[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+    """Negative log-likelihood of each target, in nats."""
+    return torch.nn.functional.cross_entropy(logits, targets, reduction="none")

@@ -1,0 +1,127 @@
+"""LearningRule: how the auxiliary learns inside the pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from tintformer.errors import RuleError
+
+Loss = Literal["cross_entropy", "mse", "quad"]
+Reduction = Literal["sum", "mean"]
+Gradient = Literal["exact", "first_order", "central"]
+AttentionGradient = Literal["value", "exact", "perturbed"]
+EpsilonMode = Literal["fixed", "relative"]
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "loss": get_args(Loss),
+    "reduction": get_args(Reduction),
+    "norm_gradient": get_args(Gradient),
+    "activation_gradient": get_args(Gradient),
+    "attention_gradient": get_args(AttentionGradient),
+    "epsilon_mode": get_args(EpsilonMode),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningRule:
+    """The descent that happens inside one forward pass.
+
+    The defaults are the paper's simulated gradient in the limit of small differences: norms and activations exact,
+    attention through its values only. `paper()` has the differences as printed, `full()` is plain SGD.
+    """
+
+    learning_rate: float
+    """Step size. With a summed loss the best one differs 20-fold between models and lies within 2x of divergence:
+    too small and nothing is learnt, twice the best and the loss explodes."""
+    steps: int = 1
+    """Gradient steps inside the pass. More steps want a smaller rate."""
+    layers: int | None = None
+    """How many of the top blocks learn; None: all. Fewer blocks cost less and learn less."""
+    loss: Loss = "cross_entropy"
+    """What is minimised; `mse` and `quad` compare with the head's row of the next token and need no softmax."""
+    reduction: Reduction = "sum"
+    """`sum` over the scored targets is the paper's; `mean` divides by their number in the sequence."""
+    norm_gradient: Gradient = "exact"
+    """How gradients pass a norm: its derivative, or a difference of two forward passes of it."""
+    activation_gradient: Gradient = "exact"
+    """How gradients pass an activation."""
+    attention_gradient: AttentionGradient = "value"
+    """`value`: scores are constants (the paper). `exact`: queries and keys as well. `perturbed`: the same by a
+    difference of two softmaxes, the form that an attention can compute."""
+    epsilon: float = 3e-3
+    """Step of the differences. Too large and curvature enters; too small and float32 cancels the digits."""
+    epsilon_mode: EpsilonMode = "relative"
+    """`relative`: the step follows every token's own scale. `fixed`: one step for all, as in the paper, which no
+    single value suits once activations have outliers."""
+    update_norm_scale: bool = False
+    """Let norm scales move, not only norm biases."""
+    update_query_key: bool = False
+    """Let queries and keys move: weights, biases and their norms. Needs a gradient other than `value`."""
+
+    @classmethod
+    def paper(cls, **knobs: Any) -> LearningRule:
+        """The simulated gradient as printed: first-order differences with one fixed step."""
+        printed: dict[str, Any] = {
+            "norm_gradient": "first_order",
+            "activation_gradient": "first_order",
+            "epsilon": 1e-3,
+            "epsilon_mode": "fixed",
+        }
+        return cls(**(printed | cls._known(knobs)))
+
+    @classmethod
+    def full(cls, **knobs: Any) -> LearningRule:
+        """Plain SGD on every parameter of the trained blocks and the final norm, every gradient exact."""
+        everything: dict[str, Any] = {
+            "attention_gradient": "exact",
+            "update_norm_scale": True,
+            "update_query_key": True,
+        }
+        return cls(**(everything | cls._known(knobs)))
+
+    @classmethod
+    def _known(cls, knobs: dict[str, Any]) -> dict[str, Any]:
+        names = [field.name for field in fields(cls)]
+        unknown = sorted(set(knobs) - set(names))
+        if unknown:
+            raise RuleError(f"unknown knobs of a learning rule: {', '.join(unknown)}; known are {', '.join(names)}")
+        if "learning_rate" not in knobs:
+            raise RuleError("a learning rule needs learning_rate: the best one differs 20-fold between models")
+        return knobs
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise RuleError(f"{name}={value!r} is unknown; choose one of {', '.join(choices)}")
+        _require_number("learning_rate", self.learning_rate, at_least=0)
+        _require_number("epsilon", self.epsilon, above=0)
+        _require_count("steps", self.steps)
+        if self.layers is not None:
+            _require_count("layers", self.layers)
+        if self.update_query_key and self.attention_gradient == "value":
+            raise RuleError(
+                "update_query_key=True needs attention_gradient='exact' or 'perturbed': "
+                "'value' sends no gradient to queries and keys"
+            )
+
+    def num_trained(self, num_blocks: int) -> int:
+        """How many of `num_blocks` blocks learn; asking for more than there are is an error."""
+        if self.layers is None:
+            return num_blocks
+        if self.layers > num_blocks:
+            raise RuleError(f"layers={self.layers} but the model has {num_blocks} blocks; use layers=None for all")
+        return self.layers
+
+
+def _require_number(name: str, value: Any, *, above: float = float("-inf"), at_least: float = float("-inf")) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not (value > above and at_least <= value < float("inf")):
+        bound = f"above {above:g}" if above > float("-inf") else f"at least {at_least:g}"
+        raise RuleError(f"{name}={value!r} must be a finite number {bound}")
+
+
+def _require_count(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise RuleError(f"{name}={value!r} must be a whole number of at least 1")

@@ -1,0 +1,28 @@
+"""Linear layer y = W x + b: forward, backward and descent, all exact (paper, section "Linear layer").
+
+B batch, T tokens, I inputs, O outputs. Weights are `[O, I]` for all sequences or `[B, O, I]` for one set a sequence.
+"""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+
+
+def forward(
+    x: Float[Tensor, "B T I"], weight: Float[Tensor, "... O I"], bias: Float[Tensor, "... O"] | None
+) -> Float[Tensor, "B T O"]:
+    y = x @ weight.mT
+    return y if bias is None else y + bias.unsqueeze(-2)
+
+
+def backward(dy: Float[Tensor, "B T O"], weight: Float[Tensor, "... O I"]) -> Float[Tensor, "B T I"]:
+    return dy @ weight
+
+
+def weight_gradient(x: Float[Tensor, "B T I"], dy: Float[Tensor, "B T O"]) -> Float[Tensor, "B O I"]:
+    return dy.mT @ x
+
+
+def bias_gradient(dy: Float[Tensor, "B T O"]) -> Float[Tensor, "B O"]:
+    return dy.sum(-2)

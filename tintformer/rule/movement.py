@@ -1,0 +1,31 @@
+"""Which parameters a learning rule moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tintformer.auxiliary.description import Auxiliary, ops
+from tintformer.auxiliary.ops import Join, Linear, Norm, Op, Weight
+from tintformer.rule.learning_rule import LearningRule
+
+
+def moving(rule: LearningRule, op: Op | Join) -> tuple[Weight, ...]:
+    """The weights of an op on the backward path that descent changes."""
+    if isinstance(op, Linear):
+        free = op.group == "body" or (op.group == "query_key" and rule.update_query_key)
+        candidates = (op.weight, op.bias) if free else ()
+    elif isinstance(op, Norm) and op.group == "query_key":
+        candidates = (op.scale, op.bias) if rule.update_query_key else ()
+    elif isinstance(op, Norm):
+        candidates = (op.scale, op.bias) if rule.update_norm_scale else (op.bias,)
+    else:
+        candidates = ()
+    return tuple(weight for weight in candidates if weight is not None)
+
+
+def movable(rule: LearningRule, auxiliary: Auxiliary) -> Iterator[Weight]:
+    """Every weight that the rule may move: those of the trained blocks, then those of the final steps."""
+    num_trained = rule.num_trained(len(auxiliary.blocks))
+    for steps in (*auxiliary.blocks[len(auxiliary.blocks) - num_trained :], auxiliary.final):
+        for op in ops(steps):
+            yield from moving(rule, op)

@@ -1,0 +1,79 @@
+"""LayerNorm and RMSNorm, y = g * f(x) + b: forward, backward and descent (paper, section "Layer normalization").
+
+B batch, T tokens (times heads for a query/key norm), D width. Scale and bias are `[D]`, or `[B, D]` for one set a
+sequence.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tintformer.rule.difference import directional
+from tintformer.rule.learning_rule import EpsilonMode, Gradient
+
+Kind = Literal["layer", "rms"]
+
+
+def normalise(x: Float[Tensor, "*shape D"], *, kind: Kind, epsilon: float) -> Float[Tensor, "*shape D"]:
+    """f(x): zero mean (LayerNorm only) and unit mean square, up to the norm's own epsilon."""
+    return _normalise(x, kind, epsilon)[0]
+
+
+def _normalise(x: Tensor, kind: Kind, epsilon: float) -> tuple[Tensor, Tensor]:
+    """f(x) and the factor 1 / sigma that it multiplied by."""
+    if kind == "layer":
+        x = x - x.mean(-1, keepdim=True)
+    inverse = torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
+    return x * inverse, inverse
+
+
+def forward(
+    x: Float[Tensor, "B T D"],
+    scale: Float[Tensor, "... D"] | None,
+    bias: Float[Tensor, "... D"] | None,
+    *,
+    kind: Kind,
+    epsilon: float,
+) -> Float[Tensor, "B T D"]:
+    y = normalise(x, kind=kind, epsilon=epsilon)
+    if scale is not None:
+        y = y * scale.unsqueeze(-2)
+    return y if bias is None else y + bias.unsqueeze(-2)
+
+
+def backward(
+    x: Float[Tensor, "B T D"],
+    dy: Float[Tensor, "B T D"],
+    scale: Float[Tensor, "... D"] | None,
+    *,
+    kind: Kind,
+    epsilon: float,
+    scheme: Gradient = "exact",
+    step: float = 0.0,
+    mode: EpsilonMode = "fixed",
+) -> Float[Tensor, "B T D"]:
+    """dx, by the derivative of f or by a difference of f (whose Jacobian is symmetric) along g * dy."""
+    dz = dy if scale is None else dy * scale.unsqueeze(-2)
+    if scheme != "exact":
+        function = partial(normalise, kind=kind, epsilon=epsilon)
+        return directional(function, x, dz, scheme=scheme, epsilon=step, mode=mode)
+    z, inverse = _normalise(x, kind, epsilon)
+    dx = dz - z * (dz * z).mean(-1, keepdim=True)
+    if kind == "layer":
+        dx = dx - dz.mean(-1, keepdim=True)
+    return dx * inverse
+
+
+def scale_gradient(
+    x: Float[Tensor, "B T D"], dy: Float[Tensor, "B T D"], *, kind: Kind, epsilon: float
+) -> Float[Tensor, "B D"]:
+    return (dy * normalise(x, kind=kind, epsilon=epsilon)).sum(-2)
+
+
+def bias_gradient(dy: Float[Tensor, "B T D"]) -> Float[Tensor, "B D"]:
+    return dy.sum(-2)
