@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from tintformer.auxiliary.description import Auxiliary
     from tintformer.auxiliary.load import load
     from tintformer.errors import (
+        DivergenceError,
         InputError,
         LoadError,
         RuleError,
@@ -17,27 +18,32 @@ if TYPE_CHECKING:
         TintWarning,
         UnsupportedModelError,
     )
+    from tintformer.output import TintOutput
     from tintformer.rule.learning_rule import LearningRule
-    from tintformer.tint import Tint, TintOutput
+    from tintformer.tint import Tint
+    from tintformer.tuned import Tuned
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Auxiliary": "tintformer.auxiliary.description",
+    "DivergenceError": "tintformer.errors",
     "InputError": "tintformer.errors",
     "LearningRule": "tintformer.rule.learning_rule",
     "LoadError": "tintformer.errors",
     "RuleError": "tintformer.errors",
     "Tint": "tintformer.tint",
     "TintError": "tintformer.errors",
-    "TintOutput": "tintformer.tint",
+    "TintOutput": "tintformer.output",
     "TintWarning": "tintformer.errors",
+    "Tuned": "tintformer.tuned",
     "UnsupportedModelError": "tintformer.errors",
     "load": "tintformer.auxiliary.load",
 }
 
 __all__ = [
     "Auxiliary",
+    "DivergenceError",
     "InputError",
     "LearningRule",
     "LoadError",
@@ -46,6 +52,7 @@ __all__ = [
     "TintError",
     "TintOutput",
     "TintWarning",
+    "Tuned",
     "UnsupportedModelError",
     "load",
 ]

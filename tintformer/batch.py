@@ -32,6 +32,8 @@ class Batch:
     """Tokens of the training part (padding excluded)."""
     loss: Bool[Tensor, "B T"]
     """Tokens that may be training targets."""
+    evaluate: Bool[Tensor, "B T"]
+    """Tokens that may be evaluated."""
     given_positions: Int[Tensor, "B T"] | None = None
 
     @classmethod
@@ -46,16 +48,51 @@ class Batch:
         segment_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
     ) -> Batch:
-        """Check the user's tensors against the auxiliary and bring them to its device."""
+        """Sequences to learn from and to predict: the user's tensors, checked, on the auxiliary's device."""
         ids = _tokens(input_ids, auxiliary)
-        everything = torch.ones_like(ids, dtype=torch.bool)
-        attended = everything if attention_mask is None else _mask("attention_mask", attention_mask, ids)
+        train = _mask("train_mask", train_mask, ids)
+        loss = _mask_or_all("loss_mask", loss_mask, ids)
+        batch = cls._checked(auxiliary, ids, train, loss, ~train, attention_mask, segment_ids, position_ids)
+        _check_training(batch)
+        return batch
+
+    @classmethod
+    def to_score(
+        cls,
+        auxiliary: Auxiliary,
+        input_ids: Tensor,
+        *,
+        score_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> Batch:
+        """Sequences to predict only."""
+        ids = _tokens(input_ids, auxiliary)
+        nothing = torch.zeros_like(ids, dtype=torch.bool)
+        score = _mask_or_all("score_mask", score_mask, ids)
+        return cls._checked(auxiliary, ids, nothing, nothing, score, attention_mask, segment_ids, position_ids)
+
+    @classmethod
+    def _checked(
+        cls,
+        auxiliary: Auxiliary,
+        ids: Tensor,
+        train: Tensor,
+        loss: Tensor,
+        evaluate: Tensor,
+        attention_mask: Tensor | None,
+        segment_ids: Tensor | None,
+        position_ids: Tensor | None,
+    ) -> Batch:
+        attended = _mask_or_all("attention_mask", attention_mask, ids)
         batch = cls(
             input_ids=ids,
             attended=attended,
             segments=torch.zeros_like(ids) if segment_ids is None else _ids("segment_ids", segment_ids, ids),
-            train=_mask("train_mask", train_mask, ids) & attended,
-            loss=everything if loss_mask is None else _mask("loss_mask", loss_mask, ids),
+            train=train & attended,
+            loss=loss,
+            evaluate=evaluate & attended,
             given_positions=None if position_ids is None else _ids("position_ids", position_ids, ids),
         )
         _check_rows(batch)
@@ -81,8 +118,8 @@ class Batch:
 
     @cached_property
     def evaluates(self) -> Bool[Tensor, "B T"]:
-        """Positions t whose next token is evaluated: attended and outside the training part."""
-        return self.predicts & ~self.train.roll(-1, dims=1)
+        """Positions t whose next token is evaluated."""
+        return self.predicts & self.evaluate.roll(-1, dims=1)
 
     @cached_property
     def evaluation_mask(self) -> Bool[Tensor, "B T"]:
@@ -105,6 +142,14 @@ class Batch:
     def positions(self) -> Int[Tensor, "B T"]:
         """Position ids: the user's, or the distances; 0 for padding."""
         return self.distances if self.given_positions is None else self.given_positions * self.attended
+
+    def is_plain(self) -> bool:
+        """Whether causality alone says who sees whom: one segment, and padding at most on the right.
+
+        Padding on the right then sees tokens that it should not, but nothing sees it, and its outputs are not used.
+        """
+        one_segment = bool((self.segments == self.segments[:, :1]).all())
+        return one_segment and bool((self.attended[:, :-1] >= self.attended[:, 1:]).all())
 
     def visible(self, window: int | None = None) -> Bool[Tensor, "B T T"]:
         """visible[b, t, j]: token t sees token j. Padding sees itself alone, so that no softmax is empty."""
@@ -164,6 +209,10 @@ def _mask(name: str, value: Tensor, ids: Tensor) -> Tensor:
     return value.bool()
 
 
+def _mask_or_all(name: str, value: Tensor | None, ids: Tensor) -> Tensor:
+    return torch.ones_like(ids, dtype=torch.bool) if value is None else _mask(name, value, ids)
+
+
 def _first_row(rows: Tensor) -> int:
     return int(rows.nonzero()[0])
 
@@ -172,14 +221,17 @@ def _check_rows(batch: Batch) -> None:
     empty = ~batch.attended.any(1)
     if empty.any():
         raise InputError(f"row {_first_row(empty)} is all padding: its attention_mask is 0 everywhere")
-    untrained = ~batch.train.any(1)
-    if untrained.any():
-        raise InputError(f"row {_first_row(untrained)} has an empty training part: its train_mask is 0 everywhere")
     shared = batch.attended & (batch.segments == SHARED)
     late = shared & ((batch.attended & ~shared).cumsum(1) > 0)
     if late.any():
         row, token = late.nonzero()[0].tolist()
         raise InputError(f"token {token} of row {row} is shared (segment id -1) but stands after a segment's token")
+
+
+def _check_training(batch: Batch) -> None:
+    untrained = ~batch.train.any(1)
+    if untrained.any():
+        raise InputError(f"row {_first_row(untrained)} has an empty training part: its train_mask is 0 everywhere")
     unscored = ~batch.scored.any(1)
     if unscored.any():
         warnings.warn(

@@ -13,6 +13,10 @@ class RuleError(TintError):
     """A learning rule with unknown names or contradicting knobs."""
 
 
+class DivergenceError(TintError):
+    """Learning that left the range of numbers; the message names the layer and op where it happened."""
+
+
 class LoadError(TintError):
     """A model that cannot be found or read."""
 

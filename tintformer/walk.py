@@ -26,6 +26,10 @@ class Executor(Protocol[X]):
         """The stream below the first block."""
         ...
 
+    def training_part(self, x: X) -> X:
+        """The stream as far as training needs it; tokens that no loss depends on may be left out."""
+        ...
+
     def forward(self, op: Op | Join, inputs: tuple[X, ...]) -> tuple[X, Any]:
         """The op's output with the current weights, and what to save."""
         ...
@@ -70,24 +74,32 @@ def forward(executor: Executor[X], steps: Sequence[Step], x: X) -> tuple[X, list
     return x, tape
 
 
-def backward(executor: Executor[X], rule: LearningRule, tape: Sequence[Record], gradient: X) -> X:
-    """Send the gradient back along the tape; each op descends once its own backward has read the old weights."""
-    for record in reversed(tape):
-        step = record.step
+def backward(
+    executor: Executor[X], rule: LearningRule, tape: Sequence[Record], gradient: X, *, pass_on: bool = True
+) -> X | None:
+    """Send the gradient back along the tape; each op descends once its own backward has read the old weights.
+
+    `pass_on=False` says that nobody needs the gradient of the tape's input: the products for it are left out.
+    """
+    for index in reversed(range(len(tape))):
+        step, saved = tape[index].step, tape[index].saved
+        wanted = pass_on or index > 0
         if isinstance(step, Fork):
-            gradients = executor.backward(step.join, record.saved, gradient)
             arriving = [
-                backward(executor, rule, branch, branch_gradient)
-                for branch, branch_gradient in zip(record.branches, gradients, strict=True)
-                if branch_gradient is not None
+                backward(executor, rule, branch, branch_gradient, pass_on=wanted)
+                for branch, branch_gradient in zip(
+                    tape[index].branches, executor.backward(step.join, saved, gradient), strict=True
+                )
+                if branch_gradient is not None and (branch or wanted)
             ]
-            gradient = executor.add(arriving)
+            below = executor.add([term for term in arriving if term is not None]) if wanted else None
         else:
-            (below,) = executor.backward(step, record.saved, gradient)
-            assert below is not None, "an op with one input always passes its gradient on"
+            below = executor.backward(step, saved, gradient)[0] if wanted else None
             if moving(rule, step):
-                executor.descend(step, record.saved, gradient)
-            gradient = below
+                executor.descend(step, saved, gradient)
+        if below is None:
+            return None
+        gradient = below
     return gradient
 
 
@@ -102,19 +114,26 @@ def run_without_tape(executor: Executor[X], steps: Sequence[Step], x: X) -> X:
     return x
 
 
-def train_in_the_pass(executor: Executor[X], auxiliary: Auxiliary, rule: LearningRule) -> X:
-    """N steps of descent, then the forward pass with the final weights; returns the stream at the head's input.
+def train(executor: Executor[X], auxiliary: Auxiliary, rule: LearningRule) -> tuple[X, list[Step]]:
+    """N steps of descent; returns the stream below the trained steps, and those steps.
 
-    Blocks below the trained ones never change, so they run once for all steps and for the final pass.
+    Blocks below the trained ones never change, so they run once for all steps and for whatever comes after.
     """
     num_frozen = len(auxiliary.blocks) - rule.num_trained(len(auxiliary.blocks))
     below = executor.embed()
     for block in auxiliary.blocks[:num_frozen]:
         below = run_without_tape(executor, block, below)
     trained = [step for block in auxiliary.blocks[num_frozen:] for step in block] + list(auxiliary.final)
+    seen = executor.training_part(below)
     for _ in range(rule.steps):
-        x, tape = forward(executor, trained, below)
-        backward(executor, rule, tape, executor.loss_gradient(x))
+        x, tape = forward(executor, trained, seen)
+        backward(executor, rule, tape, executor.loss_gradient(x), pass_on=False)
+    return below, trained
+
+
+def train_in_the_pass(executor: Executor[X], auxiliary: Auxiliary, rule: LearningRule) -> X:
+    """Train, then run the forward pass with the final weights: the stream at the head's input."""
+    below, trained = train(executor, auxiliary, rule)
     return run_without_tape(executor, trained, below)
 
 

@@ -15,21 +15,32 @@ import tintformer as tint
 TOLERANCE = {"rtol": 0, "atol": 1e-8}
 
 
-def assert_agree(model: Any, rule: tint.LearningRule, batch: dict[str, Any], **knobs: Any) -> None:
-    """Logits before and after, losses, and the update of every parameter of every sequence."""
-    ours = call(tint.Tint(model, rule, engine="reference"), batch, before=True, **knobs)
-    truth = call(tint.Tint(model, rule, engine="oracle"), batch, before=True, **knobs)
+ENGINES: list[dict[str, Any]] = [
+    {"engine": "reference"},
+    {"engine": "fast", "dual": True},
+    {"engine": "fast", "dual": False},
+]
+
+
+def assert_agree(model: Any, rule: tint.LearningRule, batch: dict[str, Any]) -> None:
+    """Logits before and after, losses, and the update of every parameter of every sequence, for every engine."""
+    truth = call(tint.Tint(model, rule, engine="oracle"), batch, before=True)
     seen = batch["attention_mask"].bool()
-    torch.testing.assert_close(ours.logits_before[seen], truth.logits_before[seen], rtol=0, atol=1e-9)
-    torch.testing.assert_close(ours.logits[seen], truth.logits[seen], **TOLERANCE)
-    torch.testing.assert_close(ours.token_loss, truth.token_loss, **TOLERANCE)
-    for row in range(len(seen)):
-        updates, true_updates = ours.updates(row), truth.updates(row)
-        assert updates.keys() == true_updates.keys()
-        for name, update in updates.items():
-            torch.testing.assert_close(update, true_updates[name], **TOLERANCE, msg=lambda m, n=name: f"{n}: {m}")
     moved = sum(float(update.abs().sum()) for update in truth.updates(0).values())
     assert moved > 1e-3, "nothing moved, so nothing was compared"
+    for engine in ENGINES:
+        ours = call(tint.Tint(model, rule, **engine), batch, before=True)
+        torch.testing.assert_close(ours.logits_before[seen], truth.logits_before[seen], rtol=0, atol=1e-9)
+        torch.testing.assert_close(ours.logits[seen], truth.logits[seen], **TOLERANCE)
+        torch.testing.assert_close(ours.token_loss, truth.token_loss, **TOLERANCE)
+        for row in range(len(seen)):
+            updates, true_updates = ours.updates(row), truth.updates(row)
+            assert updates.keys() == true_updates.keys()
+            for name, update in updates.items():
+                message = f"{engine} {name} of row {row}"
+                torch.testing.assert_close(
+                    update, true_updates[name], **TOLERANCE, msg=lambda m, n=message: f"{n}: {m}"
+                )
 
 
 @pytest.mark.parametrize(("name", "rule"), [*itertools.product(FIRST, RULES), *itertools.product(MODELS, ["full"])])
@@ -92,8 +103,9 @@ def test_sweep(name: str, rule: str, layers: int | None, steps: int) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("padding", ["left", "right"])
-def test_a_padded_batch_equals_each_sequence_alone(name: str, padding: str) -> None:
-    sim = tint.Tint(make_model(name), make_rule("full", steps=2))
+@pytest.mark.parametrize("engine", ["reference", "fast"])
+def test_a_padded_batch_equals_each_sequence_alone(name: str, padding: str, engine: str) -> None:
+    sim = tint.Tint(make_model(name), make_rule("full", steps=2), engine=engine)
     batch = make_batch(padding=padding)
     together = call(sim, batch)
     for row in range(3):
@@ -116,7 +128,7 @@ def test_packed_segments_equal_separate_sequences(name: str) -> None:
     torch.testing.assert_close(together[0, rows], single[0], rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("engine", ["reference", "oracle"])
+@pytest.mark.parametrize("engine", ["reference", "fast", "oracle"])
 def test_full_is_plain_sgd_on_the_untouched_model(engine: str) -> None:
     """The one comparison that needs none of our code: HF, autograd, SGD; embeddings and head frozen."""
     model = make_model("gpt2")

@@ -83,7 +83,9 @@ def attention_case(position: str) -> tuple[Attend, attention.Where, list[torch.T
     op = attend(position=POSITIONS[position])
     hidden = torch.ones(7, 7).triu(1).bool()
     mask = torch.zeros(7, 7, dtype=torch.float64).masked_fill(hidden, torch.finfo(torch.float64).min)
-    where = attention.Where(mask=mask.expand(2, 1, 1, 7, 7), positions=torch.arange(7).expand(2, 7) + 2)
+    positions = torch.arange(7).expand(2, 7) + 2
+    rotation = attention.rotation(op.position, positions, mask.dtype) if isinstance(op.position, Rotary) else None
+    where = attention.Where(mask=mask.expand(2, 1, 1, 7, 7), positions=positions, rotation=rotation)
     inputs = [randn(2, 7, width, seed=i).requires_grad_() for i, width in enumerate((24, 12, 12))]
     return op, where, inputs, randn(2, 7, 24, seed=9)
 
@@ -110,11 +112,12 @@ def test_attention_by_values_alone(position: str) -> None:
 
 
 def test_rotation_back_undoes_rotation() -> None:
-    x, positions = randn(2, 3, 5, 8), torch.arange(5).expand(2, 1, 5)
+    x, positions = randn(2, 3, 5, 8), torch.arange(5).expand(2, 5)
+    by = attention.rotation(Rotary(inverse_frequencies=torch.tensor([1.0, 0.5, 0.1])), positions, x.dtype)
     for interleaved in (False, True):
-        rotary = Rotary(inverse_frequencies=torch.tensor([1.0, 0.5, 0.1]), interleaved=interleaved)
-        there = attention.rotate(x, rotary, positions)
-        torch.testing.assert_close(attention.rotate(there, rotary, positions, inverse=True), x, **CLOSE)
+        there = attention.rotate(x, by, interleaved=interleaved)
+        back = attention.rotate(there, by, interleaved=interleaved, inverse=True)
+        torch.testing.assert_close(back, x, **CLOSE)
         torch.testing.assert_close(there[..., 6:], x[..., 6:], rtol=0, atol=0)
 
 

@@ -47,6 +47,8 @@ class _Reader:
     def __init__(self, model: Any, family: Family):
         self.model, self.family, self.paths, self.config = model, family, family.paths, model.config
         self.names = {id(parameter): name for name, parameter in model.named_parameters(remove_duplicate=False)}
+        self.sources: dict[str, Tensor] = {}
+        """One view of each parameter, so that the parts of a fused one are known to belong together."""
         self.position = family.position(model, self.config) if family.position else None
 
     def embedding(self) -> Embedding:
@@ -155,7 +157,10 @@ class _Reader:
         return module
 
     def _weight(self, parameter: Tensor | None, **how: Any) -> Any:
-        return None if parameter is None else Weight(name=self.names[id(parameter)], source=parameter.detach(), **how)
+        if parameter is None:
+            return None
+        name = self.names[id(parameter)]
+        return Weight(name=name, source=self.sources.setdefault(name, parameter.detach()), **how)
 
     def _linear(
         self, name: str, root: nn.Module, path: str | None, *, group: Group = "body", part: Part | None = None

@@ -7,7 +7,7 @@ units, attention and parallel blocks are all forks, so a walk needs to know one 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from jaxtyping import Float
@@ -34,7 +34,7 @@ class Weight:
 
     name: str
     """The Hugging Face parameter name, under which updates are reported."""
-    source: Tensor
+    source: Tensor = field(repr=False)
     """The Hugging Face parameter itself."""
     transposed: bool = False
     """Stored as `[in, out]` (the Conv1D of GPT-2)."""

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import tintformer
-from tintformer.cli import demo, models
+from tintformer.cli import bench, demo, models
 
 app = typer.Typer(
     name="tint",
@@ -16,6 +16,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command("bench")(bench.bench)
 app.command("demo")(demo.demo)
 app.command("models")(models.models)
 

@@ -10,18 +10,27 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.ops import Weight
 from tintformer.batch import Batch
-from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.head import token_loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictions:
+    """What a model says of a batch: the loss of every evaluation token, and logits where they were asked for."""
+
+    losses: Float[Tensor, " evaluated"]
+    """Negative log-likelihoods in nats, in row-major order of `Batch.evaluates`."""
+    logits: Float[Tensor, "positions V"] | None
+    """In row-major order of the positions asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineResult:
-    """Logits at the positions asked for, in row-major order, and the update of each sequence."""
+    """Predictions after (and before) learning, and the update of each sequence."""
 
-    logits: Float[Tensor, "positions V"]
-    logits_before: Float[Tensor, "positions V"] | None
+    after: Predictions
+    before: Predictions | None
     updates: Callable[[int], dict[str, Tensor]]
     """The change of every movable parameter in one row, by Hugging Face name, shape and orientation."""
 
@@ -30,15 +39,22 @@ class EngineResult:
 class Engine(Protocol):
     """An executable form of the learning rule on one auxiliary."""
 
-    def run(self, batch: Batch, at: Bool[Tensor, "B T"], *, before: bool) -> EngineResult:
-        """Train every sequence on its own, then predict at the positions `at`."""
+    def run(self, batch: Batch, *, logits_at: Bool[Tensor, "B T"] | None, before: bool) -> EngineResult:
+        """Train every sequence on its own, then predict; `logits_at` contains the evaluated positions."""
         ...
 
 
-class EngineFactory(Protocol):
-    """How `Tint` makes an engine."""
-
-    def __call__(self, auxiliary: Auxiliary, rule: LearningRule) -> Engine: ...
+def predict(
+    batch: Batch,
+    x: Float[Tensor, "B T D"],
+    logits_at: Bool[Tensor, "B T"] | None,
+    head: Callable[[Tensor], Tensor],
+) -> Predictions:
+    """Predictions from the stream at the head's input; `head` turns rows of it into logits."""
+    at = batch.evaluates if logits_at is None else logits_at
+    logits = head(x[at])
+    losses = token_loss(logits[batch.evaluates[at]], batch.targets[batch.evaluates])
+    return Predictions(losses=losses, logits=None if logits_at is None else logits)
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

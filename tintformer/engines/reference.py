@@ -14,9 +14,9 @@ from torch import Tensor
 
 from tintformer import walk
 from tintformer.auxiliary.description import Auxiliary
-from tintformer.auxiliary.ops import Activation, Add, Attend, Join, Linear, Norm, Op, Product, Weight
+from tintformer.auxiliary.ops import Activation, Add, Attend, Join, Linear, Norm, Op, Product, Rotary, Weight
 from tintformer.batch import Batch
-from tintformer.engines.engine import EngineResult, compute_dtype, to_parameters
+from tintformer.engines.engine import EngineResult, compute_dtype, predict, to_parameters
 from tintformer.rule import activation, attention, head, linear, norm
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.rule.movement import movable, moving
@@ -29,15 +29,15 @@ class ReferenceEngine:
         self.auxiliary, self.rule = auxiliary, rule
 
     @torch.no_grad()
-    def run(self, batch: Batch, at: Bool[Tensor, "B T"], *, before: bool) -> EngineResult:
-        """Train every sequence on its own, then predict at the positions `at`."""
+    def run(self, batch: Batch, *, logits_at: Bool[Tensor, "B T"] | None, before: bool) -> EngineResult:
+        """Train every sequence on its own, then predict."""
         executor = TensorExecutor(self.auxiliary, self.rule, batch)
-        logits_before = executor.logits(walk.forward_pass(executor, self.auxiliary)[at]) if before else None
+        x_before = walk.forward_pass(executor, self.auxiliary) if before else None
         x = walk.train_in_the_pass(executor, self.auxiliary, self.rule)
         return EngineResult(
-            logits=executor.logits(x[at]),
-            logits_before=logits_before,
-            updates=lambda row: to_parameters(executor.deltas(row)),
+            after=predict(batch, x, logits_at, executor.logits),
+            before=None if x_before is None else predict(batch, x_before, logits_at, executor.logits),
+            updates=lambda row: to_parameters(executor.changes(row)),
         )
 
 
@@ -47,23 +47,28 @@ class TensorExecutor:
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule, batch: Batch):
         self.auxiliary, self.rule, self.batch = auxiliary, rule, batch
         self.dtype = compute_dtype(auxiliary.dtype)
-        self.moved: dict[Weight, Tensor] = {}
+        self.deltas: dict[Weight, Tensor] = {}
         self.masks: dict[int | None, Tensor] = {}
+        self.rotations: dict[Rotary, attention.Rotation] = {}
 
     def value(self, weight: Weight | None) -> Any:
         """A weight's current value: its own for each sequence once it has moved."""
         if weight is None:
             return None
-        return self.moved[weight] if weight in self.moved else weight.read().to(self.dtype)
+        base = weight.read().to(self.dtype)
+        return base + self.deltas[weight] if weight in self.deltas else base
 
-    def deltas(self, row: int) -> dict[Weight, Tensor]:
+    def changes(self, row: int) -> dict[Weight, Tensor]:
         """How far every movable weight has moved in one sequence."""
         return {
-            weight: self.moved[weight][row] - weight.read().to(self.dtype)
-            if weight in self.moved
+            weight: self.deltas[weight][row]
+            if weight in self.deltas
             else torch.zeros_like(weight.read(), dtype=self.dtype)
             for weight in movable(self.rule, self.auxiliary)
         }
+
+    def training_part(self, x: Tensor) -> Tensor:
+        return x
 
     def embed(self) -> Float[Tensor, "B T D"]:
         embedding = self.auxiliary.embedding
@@ -167,7 +172,7 @@ class TensorExecutor:
             case _:
                 raise AssertionError(f"{op.name} has no parameters")
         for weight in free:
-            self.moved[weight] = self.value(weight) - self.rule.learning_rate * gradients[weight]
+            self.deltas[weight] = self.deltas.get(weight, 0) - self.rule.learning_rate * gradients[weight]
 
     def _scale(self, op: Norm) -> Tensor | None:
         scale = self.value(op.scale)
@@ -176,7 +181,11 @@ class TensorExecutor:
     def _where(self, op: Attend) -> attention.Where:
         if op.window not in self.masks:
             self.masks[op.window] = self.batch.additive_mask(self.dtype, op.window)[:, None, None]
-        return attention.Where(mask=self.masks[op.window], positions=self.batch.positions)
+        positions, rotary = self.batch.positions, op.position
+        if isinstance(rotary, Rotary) and rotary not in self.rotations:
+            self.rotations[rotary] = attention.rotation(rotary, positions, self.dtype)
+        rotation = self.rotations[rotary] if isinstance(rotary, Rotary) else None
+        return attention.Where(mask=self.masks[op.window], positions=positions, rotation=rotation)
 
 
 def _cut(x: Float[Tensor, "B T D"], op: Norm) -> Float[Tensor, "B T_times_groups d"]:

@@ -2,6 +2,7 @@
 
 B batch, T tokens, H heads, K key/value heads, G = H / K queries that share a key/value head, d head width.
 Everything here is `[B, T, heads * d]` outside and `[B, K, G, T, d]` (queries) or `[B, K, T, d]` (keys, values) inside.
+Q is the number of queries where they may be fewer than the T tokens.
 Paper: section "Self-attention layer"; the perturbed softmax extends it to queries and keys.
 """
 
@@ -23,18 +24,32 @@ from tintformer.rule.learning_rule import AttentionGradient, EpsilonMode
 class Heads(NamedTuple):
     """Queries, keys and values of all heads, positions applied."""
 
-    query: Float[Tensor, "B K G T d"]
+    query: Float[Tensor, "B K G Q d"]
     key: Float[Tensor, "B K T d"]
     value: Float[Tensor, "B K T d"]
+
+
+class Rotation(NamedTuple):
+    """Cosines and sines of every token's rotary angles, to be broadcast over heads."""
+
+    cos: Float[Tensor, "B T half"]
+    sin: Float[Tensor, "B T half"]
 
 
 @dataclass(frozen=True)
 class Where:
     """Who sees whom, and where each token stands: what an attention needs besides its inputs."""
 
-    mask: Float[Tensor, "B 1 1 T T"]
+    mask: Float[Tensor, "#B 1 1 Q T"]
     """Added to the scores: 0 where visible, the smallest finite number elsewhere."""
     positions: Int[Tensor, "B T"]
+    rotation: Rotation | None = None
+    """For rotary positions only."""
+
+
+def rotation(rotary: Rotary, positions: Int[Tensor, "B T"], dtype: torch.dtype) -> Rotation:
+    angles = positions[..., None].to(dtype) * rotary.inverse_frequencies.to(dtype)
+    return Rotation(angles.cos() * rotary.scaling, angles.sin() * rotary.scaling)
 
 
 def split(inputs: Sequence[Float[Tensor, "B T _"]], op: Attend, where: Where) -> Heads:
@@ -43,60 +58,57 @@ def split(inputs: Sequence[Float[Tensor, "B T _"]], op: Attend, where: Where) ->
     groups = (op.num_key_value_heads, op.num_heads // op.num_key_value_heads)
     query_BKGTd = query.unflatten(-1, (*groups, op.head_dim)).permute(0, 2, 3, 1, 4)
     key_BKTd, value_BKTd = (x.unflatten(-1, (groups[0], op.head_dim)).transpose(1, 2) for x in (key, value))
-    if isinstance(op.position, Rotary):
-        query_BKGTd = rotate(query_BKGTd, op.position, where.positions[:, None, None])
-        key_BKTd = rotate(key_BKTd, op.position, where.positions[:, None])
-    return Heads(query_BKGTd, key_BKTd, value_BKTd)
+    return Heads(_rotate(query_BKGTd, op, where), _rotate(key_BKTd, op, where), value_BKTd)
 
 
 def merge(heads: Heads, op: Attend, where: Where) -> tuple[Tensor, Tensor, Tensor]:
     """The transpose of `split`: gradients of the heads back to gradients of its three inputs."""
-    query_BKGTd, key_BKTd, value_BKTd = heads
-    if isinstance(op.position, Rotary):
-        query_BKGTd = rotate(query_BKGTd, op.position, where.positions[:, None, None], inverse=True)
-        key_BKTd = rotate(key_BKTd, op.position, where.positions[:, None], inverse=True)
-    return merge_query(query_BKGTd), _merge_key(key_BKTd), _merge_key(value_BKTd)
+    query, key = (_rotate(x, op, where, inverse=True) for x in heads[:2])
+    return merge_query(query), merge_key(key), merge_key(heads.value)
+
+
+def _rotate(x: Tensor, op: Attend, where: Where, *, inverse: bool = False) -> Tensor:
+    if not isinstance(op.position, Rotary):
+        return x
+    assert where.rotation is not None, "rotary positions need their angles"
+    return rotate(x, where.rotation, interleaved=op.position.interleaved, inverse=inverse)
 
 
 def merge_query(query_BKGTd: Float[Tensor, "B K G T d"]) -> Float[Tensor, "B T Hd"]:
     return query_BKGTd.permute(0, 3, 1, 2, 4).flatten(2)
 
 
-def _merge_key(key_BKTd: Tensor) -> Tensor:
+def merge_key(key_BKTd: Float[Tensor, "B K T d"]) -> Float[Tensor, "B T Kd"]:
     return key_BKTd.transpose(1, 2).flatten(2)
 
 
 def rotate(
-    x: Float[Tensor, "*heads T d"],
-    rotary: Rotary,
-    positions: Int[Tensor, "*ones T"],
-    *,
-    inverse: bool = False,
-) -> Float[Tensor, "*heads T d"]:
+    x: Float[Tensor, "B *heads T d"], by: Rotation, *, interleaved: bool, inverse: bool = False
+) -> Float[Tensor, "B *heads T d"]:
     """Rotary positions; `inverse` is the transpose, which carries gradients back."""
-    half = rotary.inverse_frequencies.shape[0]
-    angles = positions[..., None].to(x.dtype) * rotary.inverse_frequencies.to(x.dtype)
-    cos, sin = angles.cos() * rotary.scaling, angles.sin() * rotary.scaling
+    half = by.cos.shape[-1]
+    shape = (x.shape[0], *(1 for _ in x.shape[1:-2]), x.shape[-2], half)
+    cos, sin = by.cos.view(shape), by.sin.view(shape)
     if inverse:
         sin = -sin
     turned, rest = x[..., : 2 * half], x[..., 2 * half :]
-    if rotary.interleaved:
+    if interleaved:
         first, second = turned[..., 0::2], turned[..., 1::2]
         turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
     else:
         first, second = turned.chunk(2, dim=-1)
         turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return torch.cat((turned, rest), dim=-1)
+    return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
 
 
-def scores(heads: Heads, op: Attend, where: Where) -> Float[Tensor, "B K G T T"]:
+def scores(heads: Heads, op: Attend, where: Where) -> Float[Tensor, "B K G Q T"]:
     """What the softmax is taken of: scaled products, the ALiBi bias and the mask."""
-    result_BKGTT = torch.einsum("BKGtd,BKjd->BKGtj", heads.query, heads.key) * op.scale
+    result_BKGQT = torch.einsum("BKGtd,BKjd->BKGtj", heads.query, heads.key) * op.scale
     if isinstance(op.position, Alibi):
         # Only differences within a row matter to a softmax, so the key's position alone gives the distance.
-        slopes_KG11 = op.position.slopes.to(result_BKGTT.dtype).view(op.num_key_value_heads, -1, 1, 1)
-        result_BKGTT = result_BKGTT + slopes_KG11 * where.positions[:, None, None, None].to(result_BKGTT.dtype)
-    return result_BKGTT + where.mask
+        slopes_KG11 = op.position.slopes.to(result_BKGQT.dtype).view(op.num_key_value_heads, -1, 1, 1)
+        result_BKGQT = result_BKGQT + slopes_KG11 * where.positions[:, None, None, None].to(result_BKGQT.dtype)
+    return result_BKGQT + where.mask
 
 
 def forward(heads: Heads, op: Attend, where: Where) -> Float[Tensor, "B T Hd"]:
@@ -115,23 +127,48 @@ def backward(
     mode: EpsilonMode = "fixed",
 ) -> tuple[Tensor | None, Tensor | None, Tensor]:
     """Gradients of the three inputs; None for queries and keys where only the values are followed."""
-    scores_BKGTT = scores(heads, op, where)
-    weights_BKGTT = scores_BKGTT.softmax(-1)
-    dy_BKGTd = dy.unflatten(-1, (op.num_key_value_heads, -1, op.head_dim)).permute(0, 2, 3, 1, 4)
-    dvalue_BKTd = torch.einsum("BKGtj,BKGtd->BKjd", weights_BKGTT, dy_BKGTd)
-    if scheme == "value":
-        return None, None, _merge_key(dvalue_BKTd)
+    gradients = head_gradients(heads, dy, op, where, scheme=scheme, step=step, mode=mode)
+    if gradients.query is None or gradients.key is None:
+        return None, None, merge_key(gradients.value)
+    return merge(Heads(gradients.query, gradients.key, gradients.value), op, where)
 
-    dweights_BKGTT = torch.einsum("BKGtd,BKjd->BKGtj", dy_BKGTd, heads.value)
+
+class HeadGradients(NamedTuple):
+    """Gradients of the heads; None for queries and keys where only the values are followed."""
+
+    query: Float[Tensor, "B K G Q d"] | None
+    key: Float[Tensor, "B K T d"] | None
+    value: Float[Tensor, "B K T d"]
+
+
+def head_gradients(
+    heads: Heads,
+    dy: Float[Tensor, "B Q Hd"],
+    op: Attend,
+    where: Where,
+    *,
+    scheme: AttentionGradient,
+    step: float,
+    mode: EpsilonMode,
+) -> HeadGradients:
+    """What some of the queries (Q of the T tokens) send to all heads; parts of the queries simply add up."""
+    scores_BKGQT = scores(heads, op, where)
+    weights_BKGQT = scores_BKGQT.softmax(-1)
+    dy_BKGQd = dy.unflatten(-1, (op.num_key_value_heads, -1, op.head_dim)).permute(0, 2, 3, 1, 4)
+    dvalue_BKTd = torch.einsum("BKGqj,BKGqd->BKjd", weights_BKGQT, dy_BKGQd)
+    if scheme == "value":
+        return HeadGradients(None, None, dvalue_BKTd)
+
+    dweights_BKGQT = torch.einsum("BKGqd,BKjd->BKGqj", dy_BKGQd, heads.value)
     if scheme == "exact":
-        mean_BKGT1 = (weights_BKGTT * dweights_BKGTT).sum(-1, keepdim=True)
-        dscores_BKGTT = weights_BKGTT * (dweights_BKGTT - mean_BKGT1)
+        mean_BKGQ1 = (weights_BKGQT * dweights_BKGQT).sum(-1, keepdim=True)
+        dscores_BKGQT = weights_BKGQT * (dweights_BKGQT - mean_BKGQ1)
     else:
-        step_BT1 = step / rms(dy) if mode == "relative" else torch.full_like(dy[..., :1], step)
-        dscores_BKGTT = perturbed_softmax(scores_BKGTT, dweights_BKGTT, step_BT1[:, None, None])
-    dquery_BKGTd = torch.einsum("BKGtj,BKjd->BKGtd", dscores_BKGTT, heads.key) * op.scale
-    dkey_BKTd = torch.einsum("BKGtj,BKGtd->BKjd", dscores_BKGTT, heads.query) * op.scale
-    return merge(Heads(dquery_BKGTd, dkey_BKTd, dvalue_BKTd), op, where)
+        step_BQ1 = step / rms(dy) if mode == "relative" else torch.full_like(dy[..., :1], step)
+        dscores_BKGQT = perturbed_softmax(scores_BKGQT, dweights_BKGQT, step_BQ1[:, None, None])
+    dquery_BKGQd = torch.einsum("BKGqj,BKjd->BKGqd", dscores_BKGQT, heads.key) * op.scale
+    dkey_BKTd = torch.einsum("BKGqj,BKGqd->BKjd", dscores_BKGQT, heads.query) * op.scale
+    return HeadGradients(dquery_BKGQd, dkey_BKTd, dvalue_BKTd)
 
 
 def perturbed_softmax(

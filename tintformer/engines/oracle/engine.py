@@ -19,7 +19,7 @@ from torch.nn import functional
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.families import families
 from tintformer.batch import SHARED, Batch
-from tintformer.engines.engine import EngineResult
+from tintformer.engines.engine import EngineResult, Predictions
 from tintformer.engines.oracle.mode import OracleMode
 from tintformer.engines.oracle.twin import make_twin
 from tintformer.rule.learning_rule import LearningRule
@@ -50,19 +50,24 @@ class OracleEngine:
         self.original = {name: value.detach().to(self.dtype) for name, value in model.named_parameters()}
         self.masks = self._movable()
 
-    def run(self, batch: Batch, at: Bool[Tensor, "B T"], *, before: bool) -> EngineResult:
-        """Train every sequence on its own, then predict at the positions `at`."""
+    def run(self, batch: Batch, *, logits_at: Bool[Tensor, "B T"] | None, before: bool) -> EngineResult:
+        """Train every sequence on its own, then predict."""
         rows = [_sequences(batch, row) for row in range(len(batch.input_ids))]
         tuned = [self._train(row) for row in rows]
         return EngineResult(
-            logits=torch.cat(
-                [self._predict(p, row, at[i]) for i, (p, row) in enumerate(zip(tuned, rows, strict=True))]
-            ),
-            logits_before=torch.cat([self._predict(self.original, row, at[i]) for i, row in enumerate(rows)])
-            if before
-            else None,
+            after=self._predictions(tuned, rows, batch, logits_at),
+            before=self._predictions([self.original] * len(rows), rows, batch, logits_at) if before else None,
             updates=lambda row: {name: tuned[row][name] - self.original[name] for name in self.masks},
         )
+
+    def _predictions(
+        self, values: list[dict[str, Tensor]], rows: list[list[Sequence]], batch: Batch, logits_at: Tensor | None
+    ) -> Predictions:
+        at = batch.evaluates if logits_at is None else logits_at
+        logits = torch.cat([self._predict(*pair, at[i]) for i, pair in enumerate(zip(values, rows, strict=True))])
+        evaluated = batch.evaluates
+        losses = -logits[evaluated[at]].log_softmax(-1).gather(1, batch.targets[evaluated][:, None])[:, 0]
+        return Predictions(losses=losses, logits=None if logits_at is None else logits)
 
     def _train(self, row: list[Sequence]) -> dict[str, Tensor]:
         values = dict(self.original)

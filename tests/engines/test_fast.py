@@ -1,0 +1,214 @@
+# pyright: basic
+"""The fast engine beyond parity: random shapes, chunks, precisions, threads, divergence, and its choice of form."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import MODELS, RULES, VOCABULARY, call, make_batch, make_model, make_rule
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tintformer as tint
+from tintformer import walk
+from tintformer.batch import Batch
+from tintformer.engines.fast import cost
+from tintformer.engines.fast.executor import FastExecutor
+from tintformer.engines.fast.updates import Factors, MatrixUpdate
+
+
+@st.composite
+def random_inputs(draw: st.DrawFn) -> dict[str, Any]:
+    """A batch of random width with padding on either side, a shared BOS or not, runs of segments, random masks."""
+    rows, tokens = draw(st.integers(1, 3)), draw(st.integers(3, 10))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
+    shape = (rows, tokens)
+    attended = torch.ones(shape, dtype=torch.bool)
+    for row in range(rows):
+        pad = draw(st.integers(0, tokens - 3))
+        if draw(st.booleans()):
+            attended[row, :pad] = False
+        else:
+            attended[row, tokens - pad :] = False
+    batch: dict[str, Any] = {
+        "input_ids": torch.randint(0, VOCABULARY, shape, generator=generator),
+        "attention_mask": attended,
+        "train_mask": (torch.rand(shape, generator=generator) < 0.7) | (attended.cumsum(1) == 1),
+    }
+    if draw(st.booleans()):
+        batch["loss_mask"] = torch.rand(shape, generator=generator) < 0.6
+    if draw(st.booleans()):
+        batch["segment_ids"] = (torch.rand(shape, generator=generator) < 0.3).cumsum(1)
+        if draw(st.booleans()):
+            batch["segment_ids"][attended & (attended.cumsum(1) == 1)] = -1
+    return batch
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    batch=random_inputs(),
+    model=st.sampled_from(sorted(MODELS)),
+    rule=st.sampled_from(sorted(RULES)),
+    steps=st.integers(1, 3),
+    layers=st.sampled_from([None, 1]),
+    dual=st.sampled_from([None, True, False]),
+)
+def test_any_input_agrees_with_the_reference(
+    batch: dict[str, Any], model: str, rule: str, steps: int, layers: int | None, dual: bool | None
+) -> None:
+    learn = make_rule(rule, steps=steps, layers=layers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", tint.TintWarning)
+        ours = call(tint.Tint(make_model(model), learn, dual=dual), batch)
+        truth = call(tint.Tint(make_model(model), learn, engine="reference"), batch)
+    seen = batch["attention_mask"]
+    torch.testing.assert_close(ours.logits[seen], truth.logits[seen], rtol=0, atol=1e-8)
+    for row in range(len(seen)):
+        for name, update in ours.updates(row).items():
+            torch.testing.assert_close(update, truth.updates(row)[name], rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bloom", "mistral", "llama-grouped"])
+@pytest.mark.parametrize("rule", ["default", "full", "perturbed-relative"])
+def test_chunks_change_nothing(name: str, rule: str) -> None:
+    """With a budget of a few bytes every query and every position is a chunk of its own."""
+    auxiliary, learn = tint.load(make_model(name)), make_rule(rule, steps=2)
+    inputs = make_batch(padding="left")
+    batch = Batch.of(auxiliary, inputs.pop("input_ids"), **inputs)
+    results = []
+    for budget in (1, 2**26):
+        executor = FastExecutor(auxiliary, learn, batch, budget=budget)
+        with torch.no_grad():
+            x = walk.train_in_the_pass(executor, auxiliary, learn)
+            results.append((x[batch.attended], executor.losses(x[batch.evaluates], batch.targets[batch.evaluates])))
+    for small, large in zip(*results, strict=True):
+        torch.testing.assert_close(small, large, rtol=0, atol=1e-11)
+
+
+def test_losses_without_logits_are_those_with_logits() -> None:
+    sim = tint.Tint(make_model("phi"), make_rule("default"))
+    batch = make_batch()
+    with_logits, without = call(sim, batch, before=True), call(sim, batch, before=True, logits="none")
+    torch.testing.assert_close(without.token_loss, with_logits.token_loss, rtol=0, atol=1e-12)
+    torch.testing.assert_close(without.loss_before, with_logits.loss_before, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bloom"])
+@pytest.mark.parametrize("rule", ["default", "paper", "full"])
+def test_bfloat16(name: str, rule: str) -> None:
+    """Norms, softmax and differences in float32: the loss stays within what the rounding of weights explains."""
+    wide = copy.deepcopy(make_model(name, torch.float32))
+    half = copy.deepcopy(wide).to(torch.bfloat16)
+    wide.load_state_dict(half.state_dict())  # the same, rounded, weights
+    batch, learn = make_batch(), make_rule(rule)
+    rounded, exact = call(tint.Tint(half, learn), batch), call(tint.Tint(wide, learn), batch)
+    assert rounded.logits.dtype == torch.float32
+    assert abs(float(rounded.loss) - float(exact.loss)) < 0.05
+    for parameter, update in rounded.updates(0).items():
+        true = exact.updates(0)[parameter]
+        if float(true.norm()) > 0:
+            cosine = torch.nn.functional.cosine_similarity(update.float().flatten(), true.flatten(), dim=0)
+            assert float(cosine) > 0.98, parameter
+
+
+def test_one_and_two_threads_agree() -> None:
+    sim = tint.Tint(make_model("llama", torch.float32), make_rule("default"))
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = call(sim, make_batch())
+        torch.set_num_threads(2)
+        two = call(sim, make_batch())
+    finally:
+        torch.set_num_threads(threads)
+    torch.testing.assert_close(one.logits, two.logits, rtol=0, atol=1e-4)
+
+
+def test_torch_compile_does_not_break_it() -> None:
+    """In a process of its own: the shape checks of the test run are no code that users compile."""
+    code = """
+import sys, torch, tintformer as tint
+sys.path.insert(0, sys.argv[1])
+from cases import make_batch, make_model, make_rule
+sim, batch = tint.Tint(make_model("gpt2"), make_rule("default")), make_batch()
+def logits(ids, train, attended):
+    return sim(ids, train_mask=train, attention_mask=attended).logits
+inputs = batch["input_ids"], batch["train_mask"], batch["attention_mask"]
+print(float((torch.compile(logits, backend="eager")(*inputs) - logits(*inputs)).abs().max()))
+"""
+    tests = str(Path(__file__).parents[1])
+    done = subprocess.run([sys.executable, "-c", code, tests], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert float(done.stdout) < 1e-10
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_divergence_names_the_place_and_suggests_a_rate(steps: int) -> None:
+    sim = tint.Tint(make_model("gpt2", torch.float32), make_rule("default", learning_rate=1e38, steps=steps))
+    with pytest.raises(
+        tint.DivergenceError, match=r"blocks\.\d\.\w+ contains NaN or infinity after step 1.*try 2\.5e\+37"
+    ):
+        call(sim, make_batch())
+
+
+def test_no_autograd_graph_and_no_copy_of_the_model() -> None:
+    model = copy.deepcopy(make_model("gpt2")).requires_grad_(True)
+    out = call(tint.Tint(model, make_rule("full")), make_batch())
+    assert not out.logits.requires_grad and out.logits.grad_fn is None
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("rows", [1, 3], ids=["shared", "own"])
+def test_factors_and_formed_matrices_are_the_same_update(rows: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, g, weight, signal = (
+        torch.randn(shape, generator=generator, dtype=torch.float64)
+        for shape in ((rows, 5, 4), (rows, 5, 6), (6, 4), (3, 7, 4))
+    )
+    dual, dense, kept = MatrixUpdate(dual=True), MatrixUpdate(dual=False), MatrixUpdate(dual=False, keep=True)
+    for update in (dual, dense, kept):
+        for rate in (0.1, 0.3):
+            update.add(Factors(x, g, rate))
+    expected = signal @ (weight - 0.4 * g.mT @ x).mT
+    factored = signal @ weight.mT
+    for factors in dual.factors:
+        factored = factors.forward(factored, signal, with_bias=False)
+    torch.testing.assert_close(factored, expected)
+    torch.testing.assert_close((signal @ dense.matrix(weight).mT), expected)
+    torch.testing.assert_close((signal @ kept.matrix(weight).mT), expected)
+    torch.testing.assert_close(kept.row(0), dual.row(0))
+
+
+def test_the_choice_of_form_follows_the_cost() -> None:
+    """Few tokens: factors. Many: the matrix. The turning point for one step is near I O / (I + O) tokens."""
+    for inputs, outputs in ((768, 768), (768, 3072)):
+        turning = inputs * outputs // (inputs + outputs)
+        assert cost.prefers_dual(inputs, outputs, cost.Work(trained=turning // 2, tokens=turning // 2))
+        assert not cost.prefers_dual(inputs, outputs, cost.Work(trained=2 * turning, tokens=4 * turning))
+        work = cost.Work(trained=512, tokens=1024)
+        assert cost.dual_cost(inputs, outputs, work) == 512 * 1024 * (inputs + outputs)
+    assert cost.smaller_as_factors(768, 768, 300) and not cost.smaller_as_factors(768, 768, 400)
+    several = cost.Work(trained=64, tokens=128, steps=4)
+    assert cost.dual_cost(10, 10, several) == 20 * (2 * 64 * 64 * (1 + 2 + 3) + 4 * 64 * 128)
+
+
+@pytest.mark.parametrize(("tokens", "dual"), [(6, True), (60, False)])
+def test_both_forms_are_chosen(tokens: int, dual: bool) -> None:
+    auxiliary, rule = tint.load(make_model("gpt2")), make_rule("default")
+    ids = torch.randint(3, VOCABULARY, (1, tokens), generator=torch.Generator().manual_seed(0))
+    batch = Batch.of(auxiliary, ids, train_mask=torch.ones_like(ids))
+    executor = FastExecutor(auxiliary, rule, batch)
+    original, cost.TRAFFIC = cost.TRAFFIC, 0.0  # tiny matrices: let the products alone decide
+    try:
+        with torch.no_grad():
+            walk.train_in_the_pass(executor, auxiliary, rule)
+    finally:
+        cost.TRAFFIC = original
+    assert {update.dual for update in executor.updates.matrices.values()} == {dual}

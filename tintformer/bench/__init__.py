@@ -1,0 +1,1 @@
+"""Speed against explicit fine-tuning, measured in one process: what `tint bench` runs."""

@@ -1,0 +1,112 @@
+"""`tint bench`: time and memory against explicit fine-tuning, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tintformer.cli.output import Json, print_json, print_table
+
+QUICK: dict[str, Any] = {
+    "models": ("tiny",),
+    "cases": ("tiny", "tiny_few_shot"),
+    "repetitions": 2,
+    "memory": False,
+}
+
+
+def bench(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="gpt2, opt-125m, smollm2-135m, tiny: shapes with random weights; or any name or directory."),
+    ] = None,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="8x64, 4x256, 2x1024 (batch x tokens), few_shot, long, tiny, tiny_few_shot; default: the first four."
+        ),
+    ] = None,
+    contestant: Annotated[
+        list[str] | None, typer.Option(help="Run only this one; default: all that suit the case.")
+    ] = None,
+    repetitions: Annotated[int | None, typer.Option(help="Timed runs of each contestant; default: 5.")] = None,
+    threads: Annotated[int, typer.Option(help="Threads of torch.")] = 2,
+    engine: Annotated[str, typer.Option(help="The engine that runs as the contestant `fast`.")] = "fast",
+    dtype: Annotated[
+        str, typer.Option(help="float32, float64, or bfloat16 (which is compared with the engine in float32).")
+    ] = "float32",
+    forms: Annotated[
+        bool, typer.Option("--forms", help="Also the engine with dual updates only, and with materialised ones only.")
+    ] = False,
+    memory: Annotated[
+        bool | None, typer.Option("--memory/--no-memory", help="Peak memory, in a process each; default: yes.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A tiny model and tiny cases, to see it work.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Directory for speed.json, speed.md and speed.png.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Time train-in-the-pass against a plain forward pass and against explicit fine-tuning.
+
+    All contestants take turns in one process, so that drift of the machine hits all alike; times are medians.
+    """
+    from tintformer.bench.report import check_output, save
+    from tintformer.bench.run import measure
+    from tintformer.bench.settings import Settings
+
+    asked: dict[str, Any] = {
+        "models": tuple(model or ()),
+        "cases": tuple(case or ()),
+        "contestants": tuple(contestant or ()),
+        "repetitions": repetitions,
+        "memory": memory,
+    }
+    given = {name: value for name, value in asked.items() if value not in (None, ())}
+    fixed: dict[str, Any] = {"threads": threads, "engine": engine, "dtype": dtype, "forms": forms}
+    settings = Settings(**((QUICK if quick else {}) | given | fixed))
+    if output is not None:
+        check_output(output)
+    records: list[dict[str, Any]] = []
+    with _progress() as progress:
+        for measured in measure(settings, progress):
+            records += measured
+            if output is not None:
+                save(records, output)  # after each case: hours of measuring survive an interruption
+    if json:
+        print_json(records)
+        return
+    _print_tables(records)
+
+
+def _print_tables(records: list[dict[str, Any]]) -> None:
+    """One table a model and case, narrow enough for a terminal, and the notes below it."""
+    from tintformer.bench.report import setting_line, table_rows
+
+    print(setting_line(records[0]))
+    for model, case in dict.fromkeys((record["model"], record["case"]) for record in records):
+        here = [record for record in records if (record["model"], record["case"]) == (model, case)]
+        rows = table_rows(here)
+        hidden = ("model", "case", "note")
+        print_table(
+            [{key: value for key, value in row.items() if key not in hidden} for row in rows],
+            title=f"{model}, {case}: {here[0]['description']}",
+        )
+        for row in rows:
+            if row["note"]:
+                print(f"{row['contestant']}: {row['note']}")
+
+
+@contextmanager
+def _progress() -> Generator[Callable[[str, float], None]]:
+    """A bar on standard error."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=1.0)
+        yield lambda text, share: bar.update(task, description=text, completed=share)

@@ -1,0 +1,133 @@
+"""Attention without its scores: fused in the forward pass, and query by query chunk in the backward pass.
+
+B batch, T tokens, H heads, K key/value heads, G queries that share one, d head width, Q queries of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from tintformer.auxiliary.ops import Alibi, Attend, Rotary
+from tintformer.batch import Batch
+from tintformer.rule import attention
+from tintformer.rule.attention import HeadGradients, Heads, Where
+from tintformer.rule.learning_rule import LearningRule
+
+
+class Scene:
+    """Masks and rotations of one batch, made once and cut to the tokens at hand."""
+
+    def __init__(self, batch: Batch, dtype: torch.dtype, budget: int):
+        self.batch, self.dtype, self.budget = batch, dtype, budget
+        self.plain = batch.is_plain()
+        self.rotations: dict[Rotary, attention.Rotation] = {}
+        self.masks: dict[int | None, Tensor] = {}
+
+    def heads(self, op: Attend, inputs: tuple[Tensor, ...]) -> Heads:
+        """Cut into heads and rotate; the whole of what a backward pass needs."""
+        heads = attention.split(inputs, op, self._where(op, inputs[0].shape[1]))
+        return Heads(*(x.to(inputs[0].dtype) for x in heads))
+
+    def merge(self, op: Attend, gradients: Heads) -> tuple[Tensor, ...]:
+        """Gradients of the heads back to gradients of queries, keys and values."""
+        merged = attention.merge(gradients, op, self._where(op, gradients.key.shape[-2]))
+        return tuple(x.to(gradients.value.dtype) for x in merged)
+
+    def forward(self, op: Attend, heads: Heads) -> Float[Tensor, "B T Hd"]:
+        """Softmax attention by torch's fused kernel."""
+        query = heads.query.flatten(1, 2)
+        key, value = (_shared(x, op) for x in heads[1:])
+        if self.plain and op.window is None and not isinstance(op.position, Alibi):
+            y = functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=op.scale)
+        else:
+            parts = [
+                functional.scaled_dot_product_attention(
+                    query[:, :, rows],
+                    key[:, :, :end],
+                    value[:, :, :end],
+                    self._bias(op, rows, end).to(query.dtype),
+                    scale=op.scale,
+                )
+                for rows, end in self._chunks(heads)
+            ]
+            y = torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
+        return y.transpose(1, 2).flatten(2)
+
+    def backward(self, op: Attend, heads: Heads, dy: Float[Tensor, "B T Hd"], rule: LearningRule) -> HeadGradients:
+        """What all queries send to the heads; scores exist for one chunk of queries at a time."""
+        dtype = heads.value.dtype
+        heads, dy = Heads(*(x.to(self.dtype) for x in heads)), dy.to(self.dtype)
+        queries: list[Tensor] = []
+        dkey: Tensor | None = None
+        dvalue = torch.zeros_like(heads.value)
+        for rows, end in self._chunks(heads):
+            part = Heads(heads.query[..., rows, :], heads.key[..., :end, :], heads.value[..., :end, :])
+            found = attention.head_gradients(
+                part,
+                dy[:, rows],
+                op,
+                Where(mask=self._mask(op, rows, end)[:, None, None], positions=self.batch.positions[:, :end]),
+                scheme=rule.attention_gradient,
+                step=rule.epsilon,
+                mode=rule.epsilon_mode,
+            )
+            dvalue[..., :end, :] += found.value
+            if found.query is not None and found.key is not None:
+                queries.append(found.query)
+                dkey = torch.zeros_like(heads.key) if dkey is None else dkey
+                dkey[..., :end, :] += found.key
+        if dkey is None:
+            return HeadGradients(None, None, dvalue.to(dtype))
+        return HeadGradients(torch.cat(queries, dim=-2).to(dtype), dkey.to(dtype), dvalue.to(dtype))
+
+    def _chunks(self, heads: Heads) -> Iterator[tuple[slice, int]]:
+        """Runs of queries whose scores fit the budget, each with the number of keys that it can see."""
+        tokens, count = heads.query.shape[-2], heads.query[..., 0, 0].numel()
+        size = max(1, self.budget // (count * tokens * self.dtype.itemsize))
+        for start in range(0, tokens, size):
+            end = min(start + size, tokens)
+            yield slice(start, end), end
+
+    def _where(self, op: Attend, tokens: int) -> Where:
+        positions = self.batch.positions[:, :tokens]
+        rotary = op.position
+        rotation = None
+        if isinstance(rotary, Rotary):
+            if rotary not in self.rotations:
+                self.rotations[rotary] = attention.rotation(rotary, self.batch.positions, self.dtype)
+            cos, sin = self.rotations[rotary]
+            rotation = attention.Rotation(cos[:, :tokens], sin[:, :tokens])
+        return Where(
+            mask=positions.new_zeros(1, 1, 1, 1, tokens, dtype=self.dtype), positions=positions, rotation=rotation
+        )
+
+    def _mask(self, op: Attend, rows: slice, end: int) -> Float[Tensor, "one_or_B Q T"]:
+        """The additive mask of a run of queries."""
+        if self.plain and op.window is None:
+            places = torch.arange(end, device=self.batch.input_ids.device)
+            hidden = places > places[rows, None]
+            return torch.zeros(hidden.shape, dtype=self.dtype, device=hidden.device).masked_fill_(
+                hidden, torch.finfo(self.dtype).min
+            )[None]
+        if op.window not in self.masks:
+            self.masks[op.window] = self.batch.additive_mask(self.dtype, op.window)
+        return self.masks[op.window][:, rows, :end]
+
+    def _bias(self, op: Attend, rows: slice, end: int) -> Float[Tensor, "one_or_B one_or_H Q T"]:
+        """Mask and ALiBi, as the fused kernel takes them."""
+        bias = self._mask(op, rows, end)[:, None]
+        if isinstance(op.position, Alibi):
+            slopes = op.position.slopes.to(self.dtype)[:, None, None]
+            bias = bias + slopes * self.batch.positions[:, None, None, :end].to(self.dtype)
+        return bias
+
+
+def _shared(x: Float[Tensor, "B K T d"], op: Attend) -> Float[Tensor, "B H T d"]:
+    """Keys or values repeated for all queries that share them."""
+    groups = op.num_heads // op.num_key_value_heads
+    return x if groups == 1 else x.repeat_interleave(groups, dim=1)

@@ -1,0 +1,62 @@
+"""The fast engine: the walk with a `FastExecutor`, every sequence of the batch with its own factored update."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from tintformer import walk
+from tintformer.auxiliary.description import Auxiliary
+from tintformer.batch import Batch
+from tintformer.engines.engine import EngineResult, Predictions, predict, to_parameters
+from tintformer.engines.fast.executor import FastExecutor
+from tintformer.engines.fast.updates import Updates
+from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.movement import movable
+
+
+class FastEngine:
+    """What people run: the same meaning as the reference, near the hardware's limit."""
+
+    def __init__(self, auxiliary: Auxiliary, rule: LearningRule, *, dual: bool | None = None):
+        self.auxiliary, self.rule, self.dual = auxiliary, rule, dual
+
+    @torch.no_grad()
+    def run(self, batch: Batch, *, logits_at: Bool[Tensor, "B T"] | None, before: bool) -> EngineResult:
+        """Train every sequence on its own, then predict."""
+        executor = FastExecutor(self.auxiliary, self.rule, batch, dual=self.dual)
+        x_before = walk.forward_pass(executor, self.auxiliary) if before else None
+        x = walk.train_in_the_pass(executor, self.auxiliary, self.rule)
+        executor.check(x)
+        return EngineResult(
+            after=predictions(executor, x, logits_at),
+            before=None if x_before is None else predictions(executor, x_before, logits_at),
+            updates=lambda row: changes(self.auxiliary, self.rule, executor.updates, row),
+        )
+
+    @torch.no_grad()
+    def adapt(self, batch: Batch) -> Updates:
+        """One update from all sequences of the batch, their losses summed."""
+        executor = FastExecutor(self.auxiliary, self.rule, batch, pooled=True)
+        walk.train(executor, self.auxiliary, self.rule)
+        return executor.updates
+
+
+def predictions(
+    executor: FastExecutor, x: Float[Tensor, "B T D"], logits_at: Bool[Tensor, "B T"] | None
+) -> Predictions:
+    """Losses and logits; without logits no more than a chunk of them ever exists."""
+    batch = executor.batch
+    if logits_at is not None:
+        return predict(batch, x, logits_at, executor.logits)
+    losses = executor.losses(x[batch.evaluates], batch.targets[batch.evaluates])
+    return Predictions(losses=losses, logits=None)
+
+
+def changes(auxiliary: Auxiliary, rule: LearningRule, updates: Updates, row: int) -> dict[str, Tensor]:
+    """How far every movable parameter has moved in one row, by its Hugging Face name."""
+    found = {weight: updates.change(weight, row) for weight in movable(rule, auxiliary)}
+    return to_parameters(
+        {weight: torch.zeros_like(weight.read()) if change is None else change for weight, change in found.items()}
+    )

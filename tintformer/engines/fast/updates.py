@@ -1,0 +1,118 @@
+"""What has been learnt: changes of vectors, and changes of matrices as factors or in full.
+
+R is the number of updates: one for each sequence of a batch, or 1 if all sequences share it. n trained tokens,
+I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tintformer.auxiliary.ops import Weight
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The change -rate * sum_t g_t x_t^T, never formed."""
+
+    x: Float[Tensor, "R n I"]
+    g: Float[Tensor, "R n O"]
+    rate: float
+
+    def delta(self) -> Float[Tensor, "R O I"]:
+        return torch.bmm(self.g.mT, self.x).mul_(-self.rate)
+
+    def added_to(self, matrices: Float[Tensor, "*R O I"]) -> Float[Tensor, "R O I"]:
+        return torch.baddbmm(matrices, self.g.mT, self.x, alpha=-self.rate)
+
+    def forward(
+        self, y: Float[Tensor, "B T O"], x: Float[Tensor, "B T I"], *, with_bias: bool
+    ) -> Float[Tensor, "B T O"]:
+        """y plus the change applied to x, and with it the change of the bias: -rate * sum_t (x_t . x + 1) g_t."""
+        return _through(y, x, self.x, self.g, -self.rate, offset=1.0 if with_bias else 0.0)
+
+    def backward(self, dx: Float[Tensor, "B T I"], dy: Float[Tensor, "B T O"]) -> Float[Tensor, "B T I"]:
+        """dx plus the transposed change applied to dy."""
+        return _through(dx, dy, self.g, self.x, -self.rate)
+
+
+def _through(total: Tensor, signal: Tensor, first: Tensor, second: Tensor, alpha: float, offset: float = 0.0) -> Tensor:
+    """total + alpha * (signal first^T + offset) second, for one update a sequence or one for all.
+
+    `total` is a product made for this sum, so its memory is used again.
+    """
+    if len(first) == len(signal):
+        scores = torch.bmm(signal, first.mT)
+        if offset:
+            scores += offset
+        if total.is_contiguous():
+            return total.baddbmm_(scores, second, alpha=alpha)
+        return torch.baddbmm(total, scores, second, alpha=alpha)
+    scores = signal.flatten(0, 1) @ first[0].mT
+    if offset:
+        scores += offset
+    return torch.addmm(total.flatten(0, 1), scores, second[0], alpha=alpha).view_as(total)
+
+
+class Updates:
+    """All that has been learnt: changes of matrices and changes of vectors (`[R, D]`), by weight."""
+
+    def __init__(self) -> None:
+        self.matrices: dict[Weight, MatrixUpdate] = {}
+        self.vectors: dict[Weight, Tensor] = {}
+
+    def change(self, weight: Weight, row: int) -> Tensor | None:
+        """How far a weight has moved in one row; None if it has not."""
+        if weight in self.vectors:
+            return self.vectors[weight][row]
+        return self.matrices[weight].row(row) if weight in self.matrices else None
+
+
+@dataclass
+class MatrixUpdate:
+    """The change of one matrix: all its factors, or a part of them already summed up in full."""
+
+    dual: bool
+    """Leave it as factors; otherwise the updated matrix is formed where it is used."""
+    keep: bool = False
+    """The formed change will be used again, so it is summed up once."""
+    factors: list[Factors] = field(default_factory=list)
+    delta: Float[Tensor, "R O I"] | None = None
+    formed: Float[Tensor, "1 O I"] | None = None
+    """The updated matrix itself, kept where all sequences share it."""
+
+    def add(self, factors: Factors) -> None:
+        self.factors.append(factors)
+        self.formed = None
+        if not self.dual and self.keep:
+            self.delta = self.full()
+            self.factors = []
+
+    def full(self) -> Float[Tensor, "R O I"]:
+        """The whole change, formed."""
+        total = self.delta
+        for part in self.factors:
+            total = part.delta() if total is None else part.added_to(total)
+        assert total is not None, "an update holds at least one step"
+        return total
+
+    def matrix(self, weight: Float[Tensor, "O I"]) -> Float[Tensor, "R O I"]:
+        """The updated matrix."""
+        if self.formed is not None:
+            return self.formed
+        total = weight[None] if self.delta is None else weight + self.delta
+        for part in self.factors:
+            total = part.added_to(total.expand(len(part.x), -1, -1))
+        if self.keep and len(total) == 1:
+            self.formed = total
+        return total
+
+    def row(self, row: int) -> Float[Tensor, "O I"]:
+        """The whole change of one sequence."""
+        parts = [Factors(part.x[row : row + 1], part.g[row : row + 1], part.rate) for part in self.factors]
+        delta = None if self.delta is None else self.delta[row : row + 1]
+        return MatrixUpdate(dual=self.dual, factors=parts, delta=delta).full()[0]

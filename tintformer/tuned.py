@@ -1,0 +1,194 @@
+"""Tuned: one update, learnt once and used many times."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import tintformer
+from tintformer import walk
+from tintformer.auxiliary.description import Auxiliary
+from tintformer.auxiliary.load import load
+from tintformer.auxiliary.ops import Weight
+from tintformer.batch import Batch
+from tintformer.engines.fast.engine import changes, predictions
+from tintformer.engines.fast.executor import FastExecutor
+from tintformer.engines.fast.updates import Factors, MatrixUpdate, Updates
+from tintformer.errors import LoadError, TintError
+from tintformer.output import Logits, TintOutput, positions_of
+from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.movement import movable
+
+FORMAT = "tintformer-update-1"
+
+
+class Tuned:
+    """An auxiliary with one update on top; the auxiliary itself is not changed."""
+
+    def __init__(self, auxiliary: Auxiliary, rule: LearningRule, updates: Updates):
+        self.auxiliary, self.rule, self._updates = auxiliary, rule, updates
+
+    @torch.no_grad()
+    def score(
+        self,
+        input_ids: Tensor,
+        *,
+        score_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        logits: Logits = "none",
+    ) -> TintOutput:
+        """Predict sequences with the updated weights; nothing is learnt.
+
+        `score_mask` restricts the tokens whose loss is taken: with the tokens of a label, `log_probability` is the
+        label's. Without it every token with a predecessor is scored.
+        """
+        batch = Batch.to_score(
+            self.auxiliary,
+            input_ids,
+            score_mask=score_mask,
+            attention_mask=attention_mask,
+            segment_ids=segment_ids,
+            position_ids=position_ids,
+        )
+        executor = FastExecutor(self.auxiliary, self.rule, batch, updates=self._updates)
+        x = walk.forward_pass(executor, self.auxiliary)
+        executor.check(x)
+        after = predictions(executor, x, positions_of(logits, batch))
+        return TintOutput.of(batch, after, None, lambda row: self.updates())
+
+    def updates(self) -> dict[str, Tensor]:
+        """The change of every movable parameter: Hugging Face's names, shapes and orientation."""
+        return changes(self.auxiliary, self.rule, self._updates, 0)
+
+    def generate(self, input_ids: Tensor, **options: Any) -> Tensor:
+        """Continue sequences with the updated weights, by Hugging Face's own `generate` and its options."""
+        options.setdefault("attention_mask", torch.ones_like(input_ids))
+        return self.to_hf(share=True).generate(input_ids.to(self.auxiliary.device), **options)
+
+    @torch.no_grad()
+    def to_hf(self, *, share: bool = False) -> Any:
+        """A plain Hugging Face model with the updated weights, in evaluation mode.
+
+        It is independent of the auxiliary unless `share` is set: then it holds the auxiliary's own tensors wherever
+        nothing has moved, which saves their memory but must not be trained.
+        """
+        model = self.auxiliary.model
+        tensors = chain(model.parameters(), model.buffers()) if share else ()
+        result = copy.deepcopy(model, memo={id(tensor): tensor for tensor in tensors})
+        for name, change in self.updates().items():
+            module, _, attribute = name.rpartition(".")
+            parent, old = result.get_submodule(module), result.get_parameter(name)
+            setattr(parent, attribute, nn.Parameter(old + change.to(old.dtype), requires_grad=old.requires_grad))
+        return result.eval()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the update as safetensors: factors or full changes, whichever is smaller, and the base's hash."""
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+
+        tensors: dict[str, Tensor] = {}
+        rates: dict[str, float] = {}
+        for key, weight in _keys(self.auxiliary, self.rule).items():
+            if weight in self._updates.vectors:
+                tensors[f"{key}|vector"] = self._updates.vectors[weight]
+            update = self._updates.matrices.get(weight)
+            if update is not None and update.delta is not None:
+                tensors[f"{key}|delta"] = update.delta
+            for number, factors in enumerate(update.factors if update is not None else ()):
+                tensors[f"{key}|x{number}"], tensors[f"{key}|g{number}"] = factors.x, factors.g
+                rates[f"{key}|{number}"] = factors.rate
+        metadata = {
+            "format": FORMAT,
+            "version": tintformer.__version__,
+            "base": base_hash(self.auxiliary),
+            "base_name": self.auxiliary.name,
+            "rule": json.dumps(asdict(self.rule)),
+            "rates": json.dumps(rates),
+        }
+        target = Path(path)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, temporary, metadata=metadata)
+            os.replace(temporary, target)
+        except (OSError, SafetensorError) as error:
+            raise TintError(f"cannot write {target}: {error}") from error
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], model: Any) -> Tuned:
+        """Read an update back onto the model it was learnt on; any other base is refused."""
+        auxiliary = load(model)
+        metadata, tensors = _read(Path(path))
+        if metadata["base"] != base_hash(auxiliary):
+            raise LoadError(
+                f"{path} was learnt on other weights ({metadata['base_name']}) than those of {auxiliary.name}; "
+                "an update fits its own base only"
+            )
+        rule = LearningRule(**json.loads(metadata["rule"]))
+        rates: dict[str, float] = json.loads(metadata["rates"])
+        updates = Updates()
+        for key, weight in _keys(auxiliary, rule).items():
+            if f"{key}|vector" in tensors:
+                updates.vectors[weight] = tensors[f"{key}|vector"].to(auxiliary.device)
+            delta = tensors.get(f"{key}|delta")
+            factors = [
+                Factors(
+                    tensors[f"{key}|x{number}"].to(auxiliary.device),
+                    tensors[f"{key}|g{number}"].to(auxiliary.device),
+                    rate,
+                )
+                for number, rate in enumerate(_in_order(rates, key))
+            ]
+            if delta is not None or factors:
+                delta = None if delta is None else delta.to(auxiliary.device)
+                updates.matrices[weight] = MatrixUpdate(dual=delta is None, keep=True, factors=factors, delta=delta)
+        return cls(auxiliary, rule, updates)
+
+
+def _in_order(rates: dict[str, float], key: str) -> list[float]:
+    """The rates of one weight's factors, first step first."""
+    count = sum(name.rpartition("|")[0] == key for name in rates)
+    return [rates[f"{key}|{number}"] for number in range(count)]
+
+
+def _keys(auxiliary: Auxiliary, rule: LearningRule) -> dict[str, Weight]:
+    """Movable weights by the name under which they are stored; parts of fused parameters have a number."""
+    return {
+        weight.name if weight.part is None else f"{weight.name}#{weight.part.index}": weight
+        for weight in movable(rule, auxiliary)
+    }
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise LoadError(f"{path} is not an update of tintformer (format {metadata.get('format')!r})")
+            return metadata, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+    except (OSError, SafetensorError) as error:
+        raise LoadError(f"cannot read the update {path}: {error}") from error
+
+
+def base_hash(auxiliary: Auxiliary) -> str:
+    """SHA-256 of all parameters of the base: names, types, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name, parameter in auxiliary.model.named_parameters():
+        tensor = parameter.detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.view(torch.uint8).numpy().data if tensor.dim() else tensor.numpy().tobytes())
+    return digest.hexdigest()
