@@ -117,6 +117,8 @@ class Tuned:
             "rates": json.dumps(rates),
         }
         target = Path(path)
+        if target.exists() and not target.is_file():  # a directory, or a device, which the rename would replace
+            raise TintError(f"cannot write {target}: it is no regular file")
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
             save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, temporary, metadata=metadata)

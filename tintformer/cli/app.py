@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import tintformer
-from tintformer.cli import bench, demo, models
+from tintformer.cli import adapt, bench, demo, models, run
 
 app = typer.Typer(
     name="tint",
@@ -16,9 +16,11 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("bench")(bench.bench)
 app.command("demo")(demo.demo)
+app.command("run")(run.run)
+app.command("adapt")(adapt.adapt)
 app.command("models")(models.models)
+app.command("bench")(bench.bench)
 
 
 def _print_version(wanted: bool) -> None:

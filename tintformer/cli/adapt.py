@@ -1,0 +1,111 @@
+"""`tint adapt`: train a model once, and keep what it learnt in a small file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tintformer.cli.learning import (
+    losses_record,
+    made_with,
+    open_model,
+    plain_warnings,
+    print_losses,
+    print_rate,
+    settle_rule,
+    untrained,
+)
+from tintformer.cli.options import Dtype, Model, RuleOptions, Text, with_rule_options
+from tintformer.cli.output import Json, print_json
+from tintformer.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+    from tintformer.auxiliary.description import Auxiliary
+    from tintformer.text import Encoded
+
+
+@with_rule_options
+def adapt(
+    model: Model,
+    text: Text = None,
+    *,
+    rule: RuleOptions,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the update (safetensors).")],
+    file: Annotated[
+        list[Path] | None, typer.Option(help="Read the text from a file; repeat it for several texts, learnt together.")
+    ] = None,
+    dtype: Dtype = "float32",
+    json: Json = False,
+) -> None:
+    """Train a model on texts and write the update, for `tint run --adapted` and `tintformer.Tuned.load`."""
+    from tintformer.text import encode, find_tokenizer, read_text
+
+    rule.build()
+    _check_writable(output)
+    contents = [read_text(text, each) for each in file or [None]]
+    with plain_warnings():
+        auxiliary, tokenizer = open_model(model, dtype), find_tokenizer(model)
+        input_ids, attention_mask = pad([encode(tokenizer, content) for content in contents])
+        record = train_and_save(auxiliary, rule, input_ids, attention_mask, output)
+    if json:
+        print_json(record)
+    else:
+        print_adapt(record)
+
+
+def train_and_save(
+    auxiliary: Auxiliary, options: RuleOptions, input_ids: torch.Tensor, attended: torch.Tensor, output: Path
+) -> dict[str, Any]:
+    """Learn one update from all rows, write it, and say how the loss on them changed."""
+    from tintformer.tint import Tint
+
+    rule, choice = settle_rule(options, auxiliary, input_ids, attended, together=True, attention_mask=attended)
+    tuned = Tint(auxiliary, rule).adapt(input_ids, attention_mask=attended)
+    before = untrained(auxiliary, rule).score(input_ids, attention_mask=attended)
+    after = tuned.score(input_ids, attention_mask=attended)
+    assert before.loss is not None and after.loss is not None
+    tuned.save(output)
+    return {
+        **made_with(auxiliary, rule, choice),
+        "texts": len(input_ids),
+        "train_tokens": int(attended.sum()),
+        **losses_record(float(before.loss), float(after.loss)),
+        "output": str(output),
+        "bytes": output.stat().st_size,
+    }
+
+
+def _check_writable(output: Path) -> None:
+    """Refuse before the work what could not be written after it."""
+    directory = output.absolute().parent
+    if output.exists() and not output.is_file():  # a directory, or a device, which a rename would replace
+        raise InputError(f"cannot write {output}: it is no regular file")
+    if not directory.is_dir():
+        raise InputError(f"cannot write {output}: there is no directory {directory}")
+    if not os.access(directory, os.W_OK):
+        raise InputError(f"cannot write {output}: {directory} is not writable")
+
+
+def pad(texts: list[Encoded]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Texts of different lengths as one batch: ids with padding on the right, and which tokens are there."""
+    import torch
+
+    input_ids = torch.zeros(len(texts), max(len(text.input_ids) for text in texts), dtype=torch.long)
+    attended = torch.zeros_like(input_ids, dtype=torch.bool)
+    for row, text in enumerate(texts):
+        input_ids[row, : len(text.input_ids)] = torch.tensor(text.input_ids)
+        attended[row, : len(text.input_ids)] = True
+    return input_ids, attended
+
+
+def print_adapt(record: dict[str, Any]) -> None:
+    """The record for people."""
+    texts = "1 text" if record["texts"] == 1 else f"{record['texts']} texts"
+    print_losses(record, f"{record['model']}, {texts}, {record['train_tokens']} tokens, all of them trained on")
+    print_rate(record)
+    print(f"wrote {record['output']} ({record['bytes'] / 1e6:.1f} MB); use it with `tint run --adapted`")

@@ -1,0 +1,185 @@
+"""What `tint run` and `tint adapt` share: opening a model, settling the rule, and saying what was done."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from tintformer.cli.options import DTYPES, RuleOptions
+from tintformer.cli.output import print_table
+from tintformer.errors import LoadError, TintWarning
+
+if TYPE_CHECKING:
+    import torch
+
+    from tintformer.auxiliary.description import Auxiliary
+    from tintformer.rates import RateChoice
+    from tintformer.rule.learning_rule import LearningRule
+    from tintformer.tuned import Tuned
+
+
+@contextmanager
+def plain_warnings() -> Generator[None]:
+    """Print each of the package's own warnings once, as one line; after an error, that line alone."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", TintWarning)
+        yield
+    for message in dict.fromkeys(str(each.message) for each in caught if issubclass(each.category, TintWarning)):
+        print(f"tint: warning: {message}", file=sys.stderr)
+
+
+def open_model(name: str, dtype: str) -> Auxiliary:
+    """Load a model without the chatter of the libraries."""
+    if dtype not in DTYPES:
+        raise LoadError(f"dtype={dtype!r} is unknown; choose one of {', '.join(DTYPES)}")
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported, so before transformers is
+    import torch
+    import transformers
+
+    from tintformer.auxiliary.load import load
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return load(name, dtype=getattr(torch, dtype))
+
+
+def settle_rule(
+    options: RuleOptions,
+    auxiliary: Auxiliary,
+    input_ids: torch.Tensor,
+    train_mask: torch.Tensor,
+    *,
+    engine: str = "fast",
+    together: bool = False,
+    attention_mask: torch.Tensor | None = None,
+) -> tuple[LearningRule, RateChoice | None]:
+    """The rule to learn by; if its rate is to be found, also what it was chosen from."""
+    rule = options.build()
+    if not options.auto:
+        return rule, None
+    from rich.console import Console
+
+    from tintformer.rates import RatePoint, choose_rate
+
+    console = Console(stderr=True)
+    with console.status("choosing a learning rate") as status:
+
+        def show(point: RatePoint) -> None:
+            status.update(f"choosing a learning rate: {point.rate:.3g} gives {point.loss:.4f} nats")
+
+        choice = choose_rate(
+            auxiliary,
+            rule,
+            input_ids,
+            train_mask,
+            engine=engine,
+            together=together,
+            attention_mask=attention_mask,
+            on_point=show if console.is_terminal else None,
+        )
+    return replace(rule, learning_rate=choice.rate), choice
+
+
+def untrained(auxiliary: Auxiliary, rule: LearningRule) -> Tuned:
+    """The model as it is, in the form of one that has learnt nothing."""
+    from tintformer.engines.fast.updates import Updates
+    from tintformer.tuned import Tuned
+
+    return Tuned(auxiliary, rule, Updates())
+
+
+def losses_record(before: float, after: float) -> dict[str, Any]:
+    """Losses in nats per token and their perplexities."""
+    return {
+        "loss_before": finite(before),
+        "loss": finite(after),
+        "perplexity_before": _perplexity(before),
+        "perplexity": _perplexity(after),
+    }
+
+
+def _perplexity(loss: float) -> float | None:
+    return finite(math.exp(loss)) if loss < 700 else None
+
+
+def finite(value: float) -> float | None:
+    """JSON has no infinity: a value that left the numbers is null."""
+    return value if math.isfinite(value) else None
+
+
+def made_with(auxiliary: Auxiliary, rule: LearningRule, choice: RateChoice | None) -> dict[str, Any]:
+    """The identity of what produced a result."""
+    import torch
+    import transformers
+
+    import tintformer
+
+    curve = [{"rate": point.rate, "loss": finite(point.loss)} for point in choice.curve] if choice else []
+    return {
+        "model": auxiliary.name,
+        "dtype": str(auxiliary.dtype).removeprefix("torch."),
+        "rule": asdict(rule),
+        "rate_choice": {**asdict(choice), "curve": curve} if choice else None,
+        "versions": {
+            "tintformer": tintformer.__version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+    }
+
+
+def print_losses(record: dict[str, Any], title: str) -> None:
+    """Loss and perplexity before and after, for people."""
+    rows = [
+        {"": "before", "loss (nats per token)": record["loss_before"], "perplexity": record["perplexity_before"]},
+        {"": "after", "loss (nats per token)": record["loss"], "perplexity": record["perplexity"]},
+    ]
+    print(title)
+    print_table([{key: shown(value) for key, value in row.items()} for row in rows])
+
+
+def print_rate(record: dict[str, Any]) -> None:
+    """The rate, and the curve that it was chosen from."""
+    rate, choice = record["rule"]["learning_rate"], record["rate_choice"]
+    if choice is None:
+        print(f"learning rate {rate:.3g}, as given")
+        return
+    where = f"the last {choice['evaluation_tokens']} tokens of the training part"
+    print(
+        f"learning rate {rate:.3g}, " + (f"just below the best on {where}" if choice["helps"] else f"tried on {where}")
+    )
+    print_table(
+        [
+            {"rate": f"{point['rate']:.3g}", "held-out loss": shown(point["loss"]), "": _mark(point, rate)}
+            for point in choice["curve"]
+        ]
+    )
+    if not choice["helps"]:
+        print("no rate lowers the held-out loss, so the smallest is used: this text hardly teaches the model")
+
+
+def _mark(point: dict[str, Any], rate: float) -> str:
+    if point["rate"] == 0:
+        return "no training"
+    if point["loss"] is None:
+        return "diverged"
+    return "chosen" if point["rate"] == rate else ""
+
+
+def shown(value: Any) -> str:
+    """A number for a table; what left the numbers is infinite there."""
+    return "inf" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def escaped(text: str) -> str:
+    """Text that rich prints as it is, brackets included."""
+    from rich.markup import escape
+
+    return escape(text)

@@ -1,0 +1,110 @@
+"""Options that commands share: where the text comes from, and the learning rule, whose knobs become options."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
+from types import UnionType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import typer
+
+from tintformer.errors import RuleError
+from tintformer.rule.learning_rule import LearningRule
+
+AUTO = "auto"
+PRESETS: dict[str, Callable[..., LearningRule]] = {
+    "default": LearningRule,
+    "paper": LearningRule.paper,
+    "full": LearningRule.full,
+}
+DTYPES = ("float32", "float64", "bfloat16")
+
+Model = Annotated[str, typer.Argument(help="A directory, or a hub id such as gpt2.", show_default=False)]
+Text = Annotated[str | None, typer.Argument(help="The text; - reads standard input.", show_default=False)]
+Dtype = Annotated[str, typer.Option(help=f"Number format of the model: {', '.join(DTYPES)}.")]
+
+
+class RuleOptions(dict[str, Any]):
+    """The options of a learning rule that the user gave, by the names of its knobs, and `preset`."""
+
+    @property
+    def auto(self) -> bool:
+        """Whether the learning rate is to be found."""
+        return self.get("learning_rate", AUTO) == AUTO
+
+    def build(self) -> LearningRule:
+        """The preset with what was given on top; the rate is 0 as long as it is to be found."""
+        knobs = dict(self)
+        preset = knobs.pop("preset", "default")
+        if preset not in PRESETS:
+            raise RuleError(f"preset={preset!r} is unknown; choose one of {', '.join(PRESETS)}")
+        knobs["learning_rate"] = 0.0 if self.auto else _number(knobs["learning_rate"])
+        return PRESETS[preset](**knobs)
+
+
+def _number(rate: str) -> float:
+    try:
+        return float(rate)
+    except ValueError:
+        raise RuleError(f"learning_rate={rate!r} is neither a number nor {AUTO}") from None
+
+
+def with_rule_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command an option for every knob of the learning rule; it receives those given as `rule`."""
+    knobs = _rule_parameters()
+    own = dict(inspect.signature(command, eval_str=True).parameters)
+    del own["rule"]
+
+    @wraps(command)
+    def wrapped(**arguments: Any) -> None:
+        given = {name: arguments.pop(name) for name in knobs}
+        command(**arguments, rule=RuleOptions({name: value for name, value in given.items() if value is not None}))
+
+    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (own | knobs).values()]
+    # typer reads the signature and the annotations.
+    wrapped.__signature__ = inspect.Signature(parameters, return_annotation=None)  # pyright: ignore[reportAttributeAccessIssue]
+    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return wrapped
+
+
+def _rule_parameters() -> dict[str, inspect.Parameter]:
+    """A parameter for the preset and one for each knob, none of them set by default."""
+    texts = attribute_docstrings(LearningRule)
+    texts["learning_rate"] += f" {AUTO}, the default, tries a few on the last fifth of the training part."
+    kinds: dict[str, Any] = {**get_type_hints(LearningRule), "learning_rate": str}
+    preset = _parameter("preset", str, f"Where the options below start from: {', '.join(PRESETS)} (SGD).")
+    return {"preset": preset, **{name: _parameter(name, kind, texts[name]) for name, kind in kinds.items()}}
+
+
+def _parameter(name: str, hint: Any, text: str) -> inspect.Parameter:
+    """An option that is None unless given. Names are checked by the rule, which says so in one clear line."""
+    kind = get_args(hint)[0] if isinstance(hint, UnionType) else hint
+    if get_origin(kind) is Literal:
+        kind, text = str, f"{text} One of {', '.join(get_args(hint))}."
+    # What `full` switches on needs no --no-form: it can be spelt out from the default.
+    flag = f"--{name.replace('_', '-')}"
+    option = typer.Option(flag, help=text, show_default=False, rich_help_panel="Learning rule")
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
+
+
+def attribute_docstrings(owner: type) -> dict[str, str]:
+    """The text below each attribute in the source of a class, on one line and without backticks."""
+    body = ast.parse(inspect.getsource(owner)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    texts: dict[str, str] = {}
+    for attribute, below in zip(body.body, body.body[1:], strict=False):
+        if isinstance(attribute, ast.AnnAssign) and isinstance(attribute.target, ast.Name):
+            text = ast.literal_eval(below.value) if isinstance(below, ast.Expr) else ""
+            texts[attribute.target.id] = " ".join(text.split()).replace("`", "")
+    return texts
+
+
+def given_names(rule: Mapping[str, Any], **others: Any) -> list[str]:
+    """The options that were given, as they are written on the command line."""
+    names = [*(name for name, value in others.items() if value is not None), *rule]
+    return [f"--{name.replace('_', '-')}" for name in names]
