@@ -46,8 +46,8 @@ format: $(INSTALLED) ## format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: $(INSTALLED) ## measure the error of the differences over their step
-	$(BIN)/python benchmarks/difference_error.py
+bench: $(INSTALLED) ## measure speed and memory against explicit fine-tuning (tens of minutes)
+	$(BIN)/tint bench
 
 clean: ## remove caches and built files (.venv stays; delete it to start over)
 	rm -rf build dist .hypothesis .pytest_cache .ruff_cache

@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from hypothesis import settings
 
 ROOT = Path(__file__).parent.parent
-SHARED = ROOT.parent / "shared"
+SHARED = Path(os.environ.get("TINTFORMER_SHARED", ROOT.parent / "shared"))
+"""Where real models and texts are, if they are."""
 
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))

@@ -13,16 +13,15 @@ from cases import make_model
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_five_lines_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     make_model("llama", torch.float32).save_pretrained(tmp_path / "my-model")
     monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     namespace: dict[str, object] = {}
-    exec(compile(code, "README.md", "exec"), namespace)
+    for code in re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL):
+        exec(compile(code, "README.md", "exec"), namespace)
     printed = capsys.readouterr().out
     assert "->" in printed and "self_attn.v_proj.weight" in printed
+    assert (tmp_path / "update.safetensors").exists()
     out = namespace["out"]
     assert float(out.loss) != float(out.loss_before)  # type: ignore[attr-defined]
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from tintformer.output import TintOutput
+    from tintformer.rates import choose_rate
     from tintformer.rule.learning_rule import LearningRule
     from tintformer.tint import Tint
     from tintformer.tuned import Tuned
@@ -38,6 +39,7 @@ _HOMES = {
     "TintWarning": "tintformer.errors",
     "Tuned": "tintformer.tuned",
     "UnsupportedModelError": "tintformer.errors",
+    "choose_rate": "tintformer.rates",
     "load": "tintformer.auxiliary.load",
 }
 
@@ -54,6 +56,7 @@ __all__ = [
     "TintWarning",
     "Tuned",
     "UnsupportedModelError",
+    "choose_rate",
     "load",
 ]
 

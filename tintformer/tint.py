@@ -33,6 +33,8 @@ class Tint:
         rule.num_trained(len(self.auxiliary.blocks))
         if engine not in ENGINES:
             raise TintError(f"engine={engine!r} is unknown; choose one of {', '.join(ENGINES)}")
+        if dual is not None and engine != "fast":
+            raise TintError(f"dual={dual} is a knob of the fast engine; leave it out with engine={engine!r}")
         module, name = ENGINES[engine]
         knobs = {"dual": dual} if engine == "fast" else {}
         self.engine: Engine = getattr(import_module(module), name)(self.auxiliary, rule, **knobs)
@@ -83,6 +85,8 @@ class Tint:
         """
         from tintformer.engines.fast import FastEngine
 
+        if not isinstance(self.engine, FastEngine):
+            raise TintError("adapt() needs engine='fast': the other engines keep no update for later")
         batch = Batch.of(
             self.auxiliary,
             input_ids,
@@ -92,4 +96,4 @@ class Tint:
             segment_ids=segment_ids,
             position_ids=position_ids,
         )
-        return Tuned(self.auxiliary, self.rule, FastEngine(self.auxiliary, self.rule).adapt(batch))
+        return Tuned(self.auxiliary, self.rule, self.engine.adapt(batch))

@@ -73,8 +73,9 @@ class Tuned:
 
     def generate(self, input_ids: Tensor, **options: Any) -> Tensor:
         """Continue sequences with the updated weights, by Hugging Face's own `generate` and its options."""
+        input_ids = input_ids.to(self.auxiliary.device)
         options.setdefault("attention_mask", torch.ones_like(input_ids))
-        return self.to_hf(share=True).generate(input_ids.to(self.auxiliary.device), **options)
+        return self.to_hf(share=True).generate(input_ids, **options)
 
     @torch.no_grad()
     def to_hf(self, *, share: bool = False) -> Any:

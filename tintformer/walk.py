@@ -126,9 +126,14 @@ def train(executor: Executor[X], auxiliary: Auxiliary, rule: LearningRule) -> tu
     trained = [step for block in auxiliary.blocks[num_frozen:] for step in block] + list(auxiliary.final)
     seen = executor.training_part(below)
     for _ in range(rule.steps):
-        x, tape = forward(executor, trained, seen)
-        backward(executor, rule, tape, executor.loss_gradient(x), pass_on=False)
+        _descend_once(executor, rule, trained, seen)
     return below, trained
+
+
+def _descend_once(executor: Executor[X], rule: LearningRule, steps: Sequence[Step], x: X) -> None:
+    """One step of descent; its tape does not outlive it."""
+    x, tape = forward(executor, steps, x)
+    backward(executor, rule, tape, executor.loss_gradient(x), pass_on=False)
 
 
 def train_in_the_pass(executor: Executor[X], auxiliary: Auxiliary, rule: LearningRule) -> X:

@@ -102,7 +102,7 @@ class TensorExecutor:
             case Linear():
                 return linear.forward(inputs[0], self.value(op.weight), self.value(op.bias)), inputs
             case Norm():
-                grouped = _cut(inputs[0], op)
+                grouped = norm.cut(inputs[0], op.num_groups)
                 y = norm.forward(grouped, self._scale(op), self.value(op.bias), kind=op.kind, epsilon=op.epsilon)
                 return y.view_as(inputs[0]), inputs
             case Activation():
@@ -122,13 +122,13 @@ class TensorExecutor:
                 return (linear.backward(gradient, self.value(op.weight)),)
             case Norm():
                 dx = norm.backward(
-                    _cut(saved[0], op),
-                    _cut(gradient, op),
+                    norm.cut(saved[0], op.num_groups),
+                    norm.cut(gradient, op.num_groups),
                     self._scale(op),
                     kind=op.kind,
                     epsilon=op.epsilon,
                     scheme=rule.norm_gradient,
-                    step=rule.epsilon,
+                    step=rule.difference_step(rule.norm_gradient),
                     mode=rule.epsilon_mode,
                 )
                 return (dx.view_as(gradient),)
@@ -138,7 +138,7 @@ class TensorExecutor:
                     gradient,
                     function=op.function,
                     scheme=rule.activation_gradient,
-                    step=rule.epsilon,
+                    step=rule.difference_step(rule.activation_gradient),
                     mode=rule.epsilon_mode,
                 )
                 return (dx,)
@@ -153,7 +153,7 @@ class TensorExecutor:
                     op,
                     self._where(op),
                     scheme=rule.attention_gradient,
-                    step=rule.epsilon,
+                    step=rule.difference_step(rule.attention_gradient),
                     mode=rule.epsilon_mode,
                 )
 
@@ -165,7 +165,7 @@ class TensorExecutor:
                 if op.bias is not None:
                     gradients[op.bias] = linear.bias_gradient(gradient)
             case Norm():
-                x, dy = _cut(saved[0], op), _cut(gradient, op)
+                x, dy = norm.cut(saved[0], op.num_groups), norm.cut(gradient, op.num_groups)
                 gradients = {} if op.bias is None else {op.bias: norm.bias_gradient(dy)}
                 if op.scale in free:
                     gradients[op.scale] = norm.scale_gradient(x, dy, kind=op.kind, epsilon=op.epsilon)
@@ -186,8 +186,3 @@ class TensorExecutor:
             self.rotations[rotary] = attention.rotation(rotary, positions, self.dtype)
         rotation = self.rotations[rotary] if isinstance(rotary, Rotary) else None
         return attention.Where(mask=self.masks[op.window], positions=positions, rotation=rotation)
-
-
-def _cut(x: Float[Tensor, "B T D"], op: Norm) -> Float[Tensor, "B T_times_groups d"]:
-    """The parts that a norm treats apart, side by side as if they were tokens."""
-    return x.reshape(len(x), -1, x.shape[-1] // op.num_groups)

@@ -22,6 +22,16 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "epsilon_mode": get_args(EpsilonMode),
 }
 
+STEPS: dict[tuple[str, str], float] = {
+    ("first_order", "relative"): 3e-4,
+    ("central", "relative"): 3e-3,
+    ("perturbed", "relative"): 3e-4,
+    ("first_order", "fixed"): 1e-2,
+    ("central", "fixed"): 1e-2,
+    ("perturbed", "fixed"): 3e-3,
+}
+"""Default steps: the smallest worst case over two real models in float32 (docs/approximations.md)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LearningRule:
@@ -49,8 +59,9 @@ class LearningRule:
     attention_gradient: AttentionGradient = "value"
     """`value`: scores are constants (the paper). `exact`: queries and keys as well. `perturbed`: the same by a
     difference of two softmaxes, the form that an attention can compute."""
-    epsilon: float = 3e-3
-    """Step of the differences. Too large and curvature enters; too small and float32 cancels the digits."""
+    epsilon: float | None = None
+    """Step of the differences; None: the best measured for each kind of difference. Too large and curvature enters;
+    too small and float32 cancels the digits."""
     epsilon_mode: EpsilonMode = "relative"
     """`relative`: the step follows every token's own scale. `fixed`: one step for all, as in the paper, which no
     single value suits once activations have outliers."""
@@ -65,7 +76,6 @@ class LearningRule:
         printed: dict[str, Any] = {
             "norm_gradient": "first_order",
             "activation_gradient": "first_order",
-            "epsilon": 1e-3,
             "epsilon_mode": "fixed",
         }
         return cls(**(printed | cls._known(knobs)))
@@ -96,7 +106,8 @@ class LearningRule:
             if value not in choices:
                 raise RuleError(f"{name}={value!r} is unknown; choose one of {', '.join(choices)}")
         _require_number("learning_rate", self.learning_rate, at_least=0)
-        _require_number("epsilon", self.epsilon, above=0)
+        if self.epsilon is not None:
+            _require_number("epsilon", self.epsilon, above=0)
         _require_count("steps", self.steps)
         if self.layers is not None:
             _require_count("layers", self.layers)
@@ -105,6 +116,12 @@ class LearningRule:
                 "update_query_key=True needs attention_gradient='exact' or 'perturbed': "
                 "'value' sends no gradient to queries and keys"
             )
+
+    def difference_step(self, difference: Gradient | AttentionGradient) -> float:
+        """The step of a kind of difference; 0 where none is taken."""
+        if self.epsilon is not None:
+            return self.epsilon
+        return STEPS.get((difference, self.epsilon_mode), 0.0)
 
     def num_trained(self, num_blocks: int) -> int:
         """How many of `num_blocks` blocks learn; asking for more than there are is an error."""

@@ -19,6 +19,11 @@ from tintformer.rule.learning_rule import EpsilonMode, Gradient
 Kind = Literal["layer", "rms"]
 
 
+def cut(x: Float[Tensor, "B T D"], num_groups: int) -> Float[Tensor, "B T_times_groups d"]:
+    """The parts that a norm treats apart, side by side as if they were tokens."""
+    return x.reshape(len(x), -1, x.shape[-1] // num_groups)
+
+
 def normalise(x: Float[Tensor, "*shape D"], *, kind: Kind, epsilon: float) -> Float[Tensor, "*shape D"]:
     """f(x): zero mean (LayerNorm only) and unit mean square, up to the norm's own epsilon."""
     return _normalise(x, kind, epsilon)[0]

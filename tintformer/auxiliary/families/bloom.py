@@ -17,7 +17,8 @@ def _alibi(model: Any, config: Config) -> Alibi:
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * head / power) for head in range(1, power + 1)]
     slopes += [2 ** (-4 * head / power) for head in range(1, 2 * (heads - power) + 1, 2)]
-    return Alibi(slopes=torch.tensor(slopes, dtype=torch.float64, device=model.device))
+    dtype = torch.promote_types(model.dtype, torch.float32)
+    return Alibi(slopes=torch.tensor(slopes, dtype=dtype, device=model.device))
 
 
 FAMILY = Family(

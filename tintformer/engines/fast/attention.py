@@ -42,7 +42,7 @@ class Scene:
         """Softmax attention by torch's fused kernel."""
         query = heads.query.flatten(1, 2)
         key, value = (_shared(x, op) for x in heads[1:])
-        if self.plain and op.window is None and not isinstance(op.position, Alibi):
+        if self.plain and self._window(op) is None and not isinstance(op.position, Alibi):
             y = functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=op.scale)
         else:
             parts = [
@@ -73,7 +73,7 @@ class Scene:
                 op,
                 Where(mask=self._mask(op, rows, end)[:, None, None], positions=self.batch.positions[:, :end]),
                 scheme=rule.attention_gradient,
-                step=rule.epsilon,
+                step=rule.difference_step(rule.attention_gradient),
                 mode=rule.epsilon_mode,
             )
             dvalue[..., :end, :] += found.value
@@ -106,24 +106,32 @@ class Scene:
             mask=positions.new_zeros(1, 1, 1, 1, tokens, dtype=self.dtype), positions=positions, rotation=rotation
         )
 
+    def _window(self, op: Attend) -> int | None:
+        """The window where it hides anything."""
+        tokens = self.batch.input_ids.shape[1]
+        return None if op.window is None or op.window >= tokens else op.window
+
     def _mask(self, op: Attend, rows: slice, end: int) -> Float[Tensor, "one_or_B Q T"]:
         """The additive mask of a run of queries."""
-        if self.plain and op.window is None:
+        window = self._window(op)
+        if self.plain and window is None:
             places = torch.arange(end, device=self.batch.input_ids.device)
             hidden = places > places[rows, None]
             return torch.zeros(hidden.shape, dtype=self.dtype, device=hidden.device).masked_fill_(
                 hidden, torch.finfo(self.dtype).min
             )[None]
-        if op.window not in self.masks:
-            self.masks[op.window] = self.batch.additive_mask(self.dtype, op.window)
-        return self.masks[op.window][:, rows, :end]
+        if window not in self.masks:
+            self.masks[window] = self.batch.additive_mask(self.dtype, window)
+        return self.masks[window][:, rows, :end]
 
     def _bias(self, op: Attend, rows: slice, end: int) -> Float[Tensor, "one_or_B one_or_H Q T"]:
         """Mask and ALiBi, as the fused kernel takes them."""
         bias = self._mask(op, rows, end)[:, None]
         if isinstance(op.position, Alibi):
             slopes = op.position.slopes.to(self.dtype)[:, None, None]
-            bias = bias + slopes * self.batch.positions[:, None, None, :end].to(self.dtype)
+            positions = self.batch.positions[:, None]
+            # Distances, not positions: a softmax does not care, but half precisions would round large numbers.
+            bias = bias + slopes * (positions[..., None, :end] - positions[..., rows, None]).to(self.dtype)
         return bias
 
 

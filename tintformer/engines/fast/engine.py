@@ -40,6 +40,7 @@ class FastEngine:
         """One update from all sequences of the batch, their losses summed."""
         executor = FastExecutor(self.auxiliary, self.rule, batch, pooled=True)
         walk.train(executor, self.auxiliary, self.rule)
+        executor.check_updates()
         return executor.updates
 
 

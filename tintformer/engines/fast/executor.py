@@ -133,7 +133,7 @@ class FastExecutor:
         """The gradient of a bias or a scale, `[B, D]`."""
         if not isinstance(op, Norm):
             return total
-        dy = _cut(gradient, op).to(self.wide)
+        dy = norm.cut(gradient, op.num_groups).to(self.wide)
         if weight is op.scale:
             dy = dy * norm.normalise(saved.x, kind=op.kind, epsilon=op.epsilon)
         return dy.sum(1)
@@ -144,13 +144,24 @@ class FastExecutor:
         known = self.updates.vectors.get(weight)
         self.updates.vectors[weight] = change if known is None else known + change
 
-    def check(self, x: Tensor) -> None:
-        """After a step: raise if a gradient, or the stream `x`, has left the range of numbers, naming the place."""
-        sums = self.gradient_sums
+    def check_gradients(self) -> None:
+        """After a step: raise if a gradient has left the range of numbers, naming the op."""
+        sums, self.gradient_sums = self.gradient_sums, {}
         if sums and not bool(torch.isfinite(torch.stack(list(sums.values()))).all()):
             first = next(name for name, total in sums.items() if not bool(torch.isfinite(total)))
             raise self._divergence(f"the gradient at {first}")
-        self.gradient_sums = {}
+
+    def check_updates(self) -> None:
+        """After the last step: raise if a change of a parameter has left the range of numbers, naming it."""
+        self.check_gradients()
+        changes = {weight: update.delta for weight, update in self.updates.matrices.items()} | self.updates.vectors
+        for weight, change in changes.items():
+            if change is not None and not bool(torch.isfinite(change.sum())):
+                raise self._divergence(f"the update of {weight.name}")
+
+    def check(self, x: Tensor) -> None:
+        """After a step: raise if a gradient, or the stream `x`, has left the range of numbers, naming the place."""
+        self.check_gradients()
         if not bool(torch.isfinite(x.sum())):
             self.checks_outputs = True
             walk.forward_pass(self, self.auxiliary)
@@ -158,9 +169,10 @@ class FastExecutor:
 
     def _divergence(self, where: str) -> DivergenceError:
         rate = self.rule.learning_rate
+        when = f" after step {self.step} of {self.rule.steps}" if self.step else ""
         return DivergenceError(
-            f"{where} contains NaN or infinity after step {self.step} of {self.rule.steps}: learning_rate={rate:g} is "
-            f"too large for this text; try {rate / 4:g}"
+            f"{where} contains NaN or infinity{when}: learning_rate={rate:g} is too large for this text; "
+            f"try {rate / 4:g}"
         )
 
     def _factors(self, x: Tensor, gradient: Tensor) -> Factors:
@@ -193,7 +205,7 @@ class FastExecutor:
         if update.dual:
             y = self._shared_product(op, x)
             for factors in update.factors:
-                y = factors.forward(y, x, with_bias=change is not None)
+                y = factors.add_forward(y, x, with_bias=change is not None)
             return y
         matrices = update.matrix(op.weight.read())
         y = x @ (matrices.mT if len(matrices) == len(x) else matrices[0].mT)
@@ -227,7 +239,7 @@ class FastExecutor:
             return dy @ (matrices if len(matrices) == len(dy) else matrices[0])
         dx = dy @ op.weight.read()
         for factors in update.factors:
-            dx = factors.backward(dx, dy)
+            dx = factors.add_backward(dx, dy)
         return dx
 
     def _norm(self, op: Norm, x: Tensor) -> tuple[Tensor, kernels.Normed]:
@@ -236,19 +248,19 @@ class FastExecutor:
             None if weight is None else self.updates.vectors.get(weight) for weight in (op.scale, op.bias)
         )
         if moved_scale is None:
-            y, saved = kernels.norm_forward(op, _cut(x, op), scale, bias)
+            y, saved = kernels.norm_forward(op, norm.cut(x, op.num_groups), scale, bias)
         else:
-            y, saved = kernels.norm_forward(op, _cut(x, op), None, None)
+            y, saved = kernels.norm_forward(op, norm.cut(x, op.num_groups), None, None)
             y = y * (scale + moved_scale)[:, None] + (0 if bias is None else bias)
         y = y if moved_bias is None else y + moved_bias[:, None]
         return y.to(x.dtype).view_as(x), saved
 
     def _scale(self, op: Norm) -> Any:
-        scale = None if op.scale is None else op.scale.read()
+        scale = None if op.scale is None else op.scale.read().to(self.wide)
         return scale + 1 if op.unit_offset and scale is not None else scale
 
     def _norm_backward(self, op: Norm, saved: kernels.Normed, gradient: Tensor) -> Tensor:
-        dy, scale, rule = _cut(gradient, op), self._scale(op), self.rule
+        dy, scale, rule = norm.cut(gradient, op.num_groups), self._scale(op), self.rule
         moved = None if op.scale is None else self.updates.vectors.get(op.scale)
         if moved is not None:
             dy, scale = dy * (scale + moved)[:, None], None
@@ -262,7 +274,7 @@ class FastExecutor:
                 kind=op.kind,
                 epsilon=op.epsilon,
                 scheme=rule.norm_gradient,
-                step=rule.epsilon,
+                step=rule.difference_step(rule.norm_gradient),
                 mode=rule.epsilon_mode,
             )
         return dx.to(gradient.dtype).view_as(gradient)
@@ -276,7 +288,7 @@ class FastExecutor:
             gradient.to(self.wide),
             function=op.function,
             scheme=rule.activation_gradient,
-            step=rule.epsilon,
+            step=rule.difference_step(rule.activation_gradient),
             mode=rule.epsilon_mode,
         ).to(gradient.dtype)
 
@@ -328,8 +340,3 @@ class FastExecutor:
         size = max(1, self.budget // (self.auxiliary.vocabulary_size * self.wide.itemsize))
         for start in range(0, num_rows, size):
             yield slice(start, start + size)
-
-
-def _cut(x: Float[Tensor, "B T D"], op: Norm) -> Float[Tensor, "B T_times_groups d"]:
-    """The parts that a norm treats apart, side by side as if they were tokens."""
-    return x.reshape(len(x), -1, x.shape[-1] // op.num_groups)

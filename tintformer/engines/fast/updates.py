@@ -29,14 +29,17 @@ class Factors:
     def added_to(self, matrices: Float[Tensor, "*R O I"]) -> Float[Tensor, "R O I"]:
         return torch.baddbmm(matrices, self.g.mT, self.x, alpha=-self.rate)
 
-    def forward(
+    def add_forward(
         self, y: Float[Tensor, "B T O"], x: Float[Tensor, "B T I"], *, with_bias: bool
     ) -> Float[Tensor, "B T O"]:
-        """y plus the change applied to x, and with it the change of the bias: -rate * sum_t (x_t . x + 1) g_t."""
+        """y plus the change applied to x, and with it the change of the bias: -rate * sum_t (x_t . x + 1) g_t.
+
+        The memory of y may be used for the result.
+        """
         return _through(y, x, self.x, self.g, -self.rate, offset=1.0 if with_bias else 0.0)
 
-    def backward(self, dx: Float[Tensor, "B T I"], dy: Float[Tensor, "B T O"]) -> Float[Tensor, "B T I"]:
-        """dx plus the transposed change applied to dy."""
+    def add_backward(self, dx: Float[Tensor, "B T I"], dy: Float[Tensor, "B T O"]) -> Float[Tensor, "B T I"]:
+        """dx plus the transposed change applied to dy; the memory of dx may be used for the result."""
         return _through(dx, dy, self.g, self.x, -self.rate)
 
 

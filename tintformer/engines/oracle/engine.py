@@ -38,7 +38,7 @@ class Sequence:
 
 
 class OracleEngine:
-    """Truth for tests and `tint verify`: slow, simple and independent."""
+    """The truth that the other engines are measured against: slow, simple and independent."""
 
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule):
         model = auxiliary.model
@@ -158,14 +158,14 @@ class OracleEngine:
                 free = True
             if free:
                 fused = module == paths.query_key_value and not rule.update_query_key
-                masks[name] = self._value_rows(value) if fused else torch.ones((), dtype=self.dtype)
+                masks[name] = self._value_rows(value) if fused else value.new_ones(())
         return masks
 
     def _value_rows(self, parameter: Tensor) -> Tensor:
         """1 on the outputs of a fused projection that are values, 0 on queries and keys."""
         outputs = parameter.shape[-1] if self.family.transposed else parameter.shape[0]
         heads = self.twin.config.num_attention_heads if self.family.fused_by_head else 1
-        pattern = torch.tensor([0.0, 0.0, 1.0], dtype=self.dtype)
+        pattern = parameter.new_tensor([0.0, 0.0, 1.0])
         rows = pattern.repeat_interleave(outputs // (3 * heads)).repeat(heads)
         return rows if self.family.transposed or parameter.dim() == 1 else rows[:, None]
 

@@ -55,7 +55,7 @@ class OracleMode(TorchFunctionMode):
                 return torch.softmax(scores, dim=-1)
             case "perturbed":
                 self.pending = {} if self.rule.epsilon_mode == "relative" else None
-                return PerturbedSoftmax.apply(scores, self.rule.epsilon, self.pending)
+                return PerturbedSoftmax.apply(scores, self.rule.difference_step("perturbed"), self.pending)
 
     def watch_output(self, module: Any, args: tuple[Any, ...]) -> None:
         """Forward pre-hook of an output projection: its input's gradient sets the step of a relative difference."""

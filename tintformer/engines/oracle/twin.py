@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tintformer.auxiliary.families.family import Family
 from tintformer.engines.oracle.difference import Difference
 from tintformer.engines.oracle.mode import OracleMode
-from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.learning_rule import Gradient, LearningRule
 
 
 def make_twin(model: Any, family: Family, rule: LearningRule, mode: OracleMode) -> Any:
@@ -55,14 +55,14 @@ def _has(module: nn.Module, path: str) -> bool:
 
 
 def _by_difference(
-    function: Callable[[Tensor], Tensor], scheme: str, rule: LearningRule, mode: OracleMode
+    function: Callable[[Tensor], Tensor], scheme: Gradient, rule: LearningRule, mode: OracleMode
 ) -> Callable[[Tensor], Tensor]:
     def in_mode(x: Tensor) -> Tensor:
         with mode:  # autograd runs a backward outside of the modes that surround it
             return function(x)
 
-    relative = rule.epsilon_mode == "relative"
-    return lambda x: Difference.apply(x, in_mode, scheme, rule.epsilon, relative)
+    relative, step = rule.epsilon_mode == "relative", rule.difference_step(scheme)
+    return lambda x: Difference.apply(x, in_mode, scheme, step, relative)
 
 
 def _norm_by_difference(norm: Any, rule: LearningRule, mode: OracleMode, unit_offset: bool) -> Callable[..., Tensor]:
@@ -88,9 +88,9 @@ def _restore_double(twin: Any) -> None:
     """Tables that the families compute in float32 once and for all, in float64: GPT-J's sines and BLOOM's ALiBi."""
     for module in twin.modules():
         if hasattr(module, "embed_positions") and hasattr(module, "pos_embd_dim"):
-            dim = module.pos_embd_dim
-            frequencies = (1.0 / (10000 ** (torch.arange(0, dim, 2) / dim))).double()
-            angles = torch.arange(module.max_positions).double()[:, None] * frequencies
+            dim, device = module.pos_embd_dim, module.embed_positions.device
+            frequencies = (1.0 / (10000 ** (torch.arange(0, dim, 2, device=device) / dim))).double()
+            angles = torch.arange(module.max_positions, device=device).double()[:, None] * frequencies
             module.embed_positions = torch.cat((angles.sin(), angles.cos()), dim=1)
         if hasattr(module, "build_alibi_tensor"):
             module.build_alibi_tensor = _double_alibi
@@ -103,5 +103,5 @@ def _double_alibi(attention_mask: Tensor, num_heads: int, dtype: torch.dtype) ->
     slopes = [base**power for power in range(1, closest + 1)]
     extra = 2.0 ** -(2.0 ** (2 - (closest.bit_length() - 1)))
     slopes += [extra**power for power in range(1, 2 * (num_heads - closest), 2)]
-    places = torch.arange(attention_mask.shape[1], dtype=dtype)
-    return torch.tensor(slopes, dtype=dtype)[:, None, None] * places
+    places = torch.arange(attention_mask.shape[1], dtype=dtype, device=attention_mask.device)
+    return places.new_tensor(slopes)[:, None, None] * places
