@@ -142,3 +142,11 @@ def test_the_oracle_uses_the_models_own_tensors() -> None:
     model = make_model("llama")
     engine = OracleEngine(tint.load(model), make_rule("default"))
     assert engine.original["lm_head.weight"].data_ptr() == model.lm_head.weight.data_ptr()
+
+
+@pytest.mark.parametrize("rule", ["paper", "central-relative", "perturbed-fixed"])
+def test_the_oracle_says_what_it_cannot_judge(rule: str) -> None:
+    batch = make_batch(lengths=(8,))
+    batch["segment_ids"] = torch.tensor([[-1, 0, 0, 0, 1, 1, 1, 1]])
+    with pytest.raises(tint.InputError, match="the oracle runs segments apart"):
+        call(tint.Tint(make_model("gpt2"), make_rule(rule), engine="oracle"), batch)

@@ -97,7 +97,8 @@ def test_sweep(name: str, rule: str, layers: int | None, steps: int) -> None:
     labels = make_batch()
     labels["loss_mask"] = torch.zeros_like(labels["train_mask"])
     labels["loss_mask"][:, 2:4] = True
-    for batch in (labels, packed(shared=False), packed(shared=True)):
+    # With differences the oracle refuses shared tokens; the fast engine is held to the reference there (test_fast.py).
+    for batch in (labels, packed(shared=False), *([] if learn.takes_differences() else [packed(shared=True)])):
         assert_agree(model, learn, batch)
 
 

@@ -123,6 +123,11 @@ class LearningRule:
             return self.epsilon
         return STEPS.get((difference, self.epsilon_mode), 0.0)
 
+    def takes_differences(self) -> bool:
+        """Whether any gradient is a difference; the backward pass is then no longer linear in the gradient."""
+        kinds = (self.norm_gradient, self.activation_gradient, self.attention_gradient)
+        return any(kind in ("first_order", "central", "perturbed") for kind in kinds)
+
     def num_trained(self, num_blocks: int) -> int:
         """How many of `num_blocks` blocks learn; asking for more than there are is an error."""
         if self.layers is None:

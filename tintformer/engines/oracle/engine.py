@@ -22,6 +22,7 @@ from tintformer.batch import SHARED, Batch
 from tintformer.engines.engine import EngineResult, Predictions
 from tintformer.engines.oracle.mode import OracleMode
 from tintformer.engines.oracle.twin import make_twin
+from tintformer.errors import InputError
 from tintformer.rule.learning_rule import LearningRule
 
 
@@ -53,6 +54,8 @@ class OracleEngine:
     def run(self, batch: Batch, *, logits_at: Bool[Tensor, "B T"] | None, before: bool) -> EngineResult:
         """Train every sequence on its own, then predict."""
         rows = [_sequences(batch, row) for row in range(len(batch.input_ids))]
+        if self.rule.takes_differences():
+            _refuse_shared_tokens(batch, rows)
         tuned = [self._train(row) for row in rows]
         return EngineResult(
             after=self._predictions(tuned, rows, batch, logits_at),
@@ -168,6 +171,16 @@ class OracleEngine:
         pattern = parameter.new_tensor([0.0, 0.0, 1.0])
         rows = pattern.repeat_interleave(outputs // (3 * heads)).repeat(heads)
         return rows if self.family.transposed or parameter.dim() == 1 else rows[:, None]
+
+
+def _refuse_shared_tokens(batch: Batch, rows: list[list[Sequence]]) -> None:
+    """A shared token has one gradient, the sum over its segments; run apart, a difference would be taken of each."""
+    for row, sequences in enumerate(rows):
+        if len(sequences) > 1 and bool((batch.attended[row] & (batch.segments[row] == SHARED)).any()):
+            raise InputError(
+                f"row {row} has tokens that several segments share: the oracle runs segments apart, which is the same "
+                "only if no gradient is a difference; use exact gradients, or engine='reference'"
+            )
 
 
 def _sequences(batch: Batch, row: int) -> list[Sequence]:
