@@ -10,10 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -28,6 +27,7 @@ from tintformer import walk
 from tintformer.batch import Batch
 from tintformer.cli.output import print_table
 from tintformer.engines.reference import TensorExecutor
+from tintformer.files import whole_file
 from tintformer.rule.movement import movable
 
 EPSILONS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 1e-6, 1e-7)
@@ -218,7 +218,8 @@ def draw(record: dict[str, Any], path: Path) -> None:
             axes.label_outer()
     handles = sorted(grid[0, 0].get_lines(), key=lambda line: "float64" in line.get_label())
     figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=9)
-    replace(path, lambda temporary: figure.savefig(temporary, dpi=150, format="png"))
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, dpi=150, format="png")
 
 
 def draw_panel(axes: Any, lines: Lines, part: str) -> None:
@@ -234,14 +235,6 @@ def draw_panel(axes: Any, lines: Lines, part: str) -> None:
     exact = EXACT_FULL if part == "attention" else EXACT
     floor = fmean(lines[exact.part, exact.scheme, exact.mode]["float32"][exact.epsilon])
     axes.axhline(floor, color="0.3", linestyle=":", label="exact gradients, float32")
-
-
-def replace(path: Path, write: Callable[[Path], Any]) -> None:
-    """Write to a temporary name and rename, so that no half-written file is ever found."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    write(temporary)
-    temporary.replace(path)
 
 
 def parse() -> argparse.Namespace:
@@ -284,8 +277,10 @@ def run(options: argparse.Namespace) -> None:
         models = [study(model, text, name, options) for model, text, name in options.work]
         record = {**versions, "threads": torch.get_num_threads(), **size, "models": models}
         text = json.dumps(record).replace('{"', '\n{"') + "\n"
-        replace(path, lambda temporary: temporary.write_text(text))
-    replace(path.with_suffix(".md"), lambda temporary: temporary.write_text(markdown(record)))
+        with whole_file(path) as temporary:
+            temporary.write_text(text)
+    with whole_file(path.with_suffix(".md")) as temporary:
+        temporary.write_text(markdown(record))
     draw(record, path.with_suffix(".png"))
     for model in record["models"]:
         print_table(summarise(model, candidates=()), title=model["model"])

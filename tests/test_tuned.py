@@ -13,7 +13,7 @@ import torch
 from cases import FIRST, alone, call, make_batch, make_model, make_rule
 
 import tintformer as tint
-from tintformer import tuned as tuned_module
+from tintformer import files
 
 RULE = make_rule("full", steps=2)
 
@@ -150,7 +150,7 @@ def test_an_interrupted_save_leaves_the_old_file_whole(tmp_path: Path, monkeypat
     def interrupted(*args: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tuned_module.os, "replace", interrupted)
+    monkeypatch.setattr(files.os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
         adapt("gpt2", make_rule("default")).save(path)
     assert path.read_bytes() == old

@@ -24,6 +24,7 @@ from tintformer.engines.fast.engine import changes, predictions
 from tintformer.engines.fast.executor import FastExecutor
 from tintformer.engines.fast.updates import Factors, MatrixUpdate, Updates
 from tintformer.errors import LoadError, TintError
+from tintformer.files import whole_file
 from tintformer.output import Logits, TintOutput, positions_of
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.rule.movement import movable
@@ -120,14 +121,11 @@ class Tuned:
         target = Path(path)
         if target.exists() and not target.is_file():  # a directory, or a device, which the rename would replace
             raise TintError(f"cannot write {target}: it is no regular file")
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
-            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, temporary, metadata=metadata)
-            os.replace(temporary, target)
+            with whole_file(target) as temporary:
+                save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, temporary, metadata=metadata)
         except (OSError, SafetensorError) as error:
             raise TintError(f"cannot write {target}: {error}") from error
-        finally:
-            temporary.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Any) -> Tuned:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tintformer.bench.settings import BenchError
+from tintformer.files import whole_file
 
 Records = Sequence[dict[str, Any]]
 
@@ -57,9 +57,12 @@ def save(records: Records, directory: Path) -> None:
 
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        _write(directory / "speed.json", lambda path: path.write_text(json.dumps(list(records), indent=2) + "\n"))
-        _write(directory / "speed.md", lambda path: path.write_text(markdown(records), encoding="utf-8"))
-        _write(directory / "speed.png", lambda path: draw(records, path))
+        with whole_file(directory / "speed.json") as path:
+            path.write_text(json.dumps(list(records), indent=2) + "\n", encoding="utf-8")
+        with whole_file(directory / "speed.md") as path:
+            path.write_text(markdown(records), encoding="utf-8")
+        with whole_file(directory / "speed.png") as path:
+            draw(records, path)
     except OSError as error:
         raise BenchError(f"cannot write to {directory}: {error.strerror}") from error
 
@@ -74,15 +77,6 @@ def check_output(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BenchError(f"cannot write to {directory}: {error.strerror}") from error
-
-
-def _write(path: Path, write: Callable[[Path], Any]) -> None:
-    temporary = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        write(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _legend(records: Records) -> list[str]:
