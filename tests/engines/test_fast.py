@@ -175,15 +175,12 @@ def test_an_update_that_diverges_is_never_handed_out() -> None:
 
 
 def test_a_gradient_that_diverges_names_its_op() -> None:
-    """Weights that the pass forward can bear, and the way back cannot."""
-    model = copy.deepcopy(make_model("gpt2", torch.float32))
+    """A head whose logits overflow: the stream below it is fine, and the way back is not."""
+    model = copy.deepcopy(make_model("gpt2-odd", torch.float32))
     with torch.no_grad():
-        model.transformer.h[1].mlp.c_proj.weight.mul_(1e35)
-        model.transformer.h[1].mlp.c_fc.weight.mul_(1e-35)
-        model.transformer.h[1].mlp.c_fc.bias.zero_()
-        model.transformer.wte.weight.mul_(1e10)
+        model.lm_head.weight.mul_(1e38)
     with pytest.raises(
-        tint.DivergenceError, match=r"(gradient at|output of) (blocks|final)\.\S+ contains NaN or infinity"
+        tint.DivergenceError, match=r"the gradient at final\.norm contains NaN or infinity after step 1"
     ):
         call(tint.Tint(model, make_rule("default")), make_batch())
 
