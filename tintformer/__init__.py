@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tintformer.output import TintOutput
     from tintformer.rates import choose_rate
     from tintformer.rule.learning_rule import LearningRule
+    from tintformer.simulator.simulator import Simulator, build
     from tintformer.tint import Tint
     from tintformer.tuned import Tuned
 
@@ -33,12 +34,14 @@ _HOMES = {
     "LearningRule": "tintformer.rule.learning_rule",
     "LoadError": "tintformer.errors",
     "RuleError": "tintformer.errors",
+    "Simulator": "tintformer.simulator.simulator",
     "Tint": "tintformer.tint",
     "TintError": "tintformer.errors",
     "TintOutput": "tintformer.output",
     "TintWarning": "tintformer.errors",
     "Tuned": "tintformer.tuned",
     "UnsupportedModelError": "tintformer.errors",
+    "build": "tintformer.simulator.simulator",
     "choose_rate": "tintformer.rates",
     "load": "tintformer.auxiliary.load",
 }
@@ -50,12 +53,14 @@ __all__ = [
     "LearningRule",
     "LoadError",
     "RuleError",
+    "Simulator",
     "Tint",
     "TintError",
     "TintOutput",
     "TintWarning",
     "Tuned",
     "UnsupportedModelError",
+    "build",
     "choose_rate",
     "load",
 ]

@@ -20,14 +20,20 @@ ENGINES = {
     "fast": ("tintformer.engines.fast", "FastEngine"),
     "reference": ("tintformer.engines.reference", "ReferenceEngine"),
     "oracle": ("tintformer.engines.oracle", "OracleEngine"),
+    "simulator": ("tintformer.simulator.simulator", "build"),
 }
 """Engines by name, imported when asked for."""
 
 
 class Tint:
-    """An auxiliary model, a learning rule and an engine that runs them in one pass."""
+    """An auxiliary model, a learning rule and an engine that runs them in one pass.
 
-    def __init__(self, model: Any, rule: LearningRule, *, engine: str = "fast", dual: bool | None = None):
+    `dual` is a knob of the fast engine, `construction` are those of the simulator (layout, stack, tie_blocks, ...).
+    """
+
+    def __init__(
+        self, model: Any, rule: LearningRule, *, engine: str = "fast", dual: bool | None = None, **construction: Any
+    ):
         self.auxiliary = load(model)
         self.rule = rule
         rule.num_trained(len(self.auxiliary.blocks))
@@ -35,8 +41,11 @@ class Tint:
             raise TintError(f"engine={engine!r} is unknown; choose one of {', '.join(ENGINES)}")
         if dual is not None and engine != "fast":
             raise TintError(f"dual={dual} is a knob of the fast engine; leave it out with engine={engine!r}")
+        if construction and engine != "simulator":
+            names = ", ".join(construction)
+            raise TintError(f"{names}: knobs of the simulator; leave them out with engine={engine!r}")
         module, name = ENGINES[engine]
-        knobs = {"dual": dual} if engine == "fast" else {}
+        knobs = {"dual": dual} if engine == "fast" else construction
         self.engine: Engine = getattr(import_module(module), name)(self.auxiliary, rule, **knobs)
 
     def __call__(

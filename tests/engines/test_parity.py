@@ -19,6 +19,8 @@ ENGINES: list[dict[str, Any]] = [
     {"engine": "reference"},
     {"engine": "fast", "dual": True},
     {"engine": "fast", "dual": False},
+    {"engine": "simulator"},
+    {"engine": "simulator", "layout": "paper", "stack": 3, "tie_blocks": False},
 ]
 
 

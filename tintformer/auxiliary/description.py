@@ -54,6 +54,12 @@ class Auxiliary:
         return self.head.weight.source.shape[0]
 
     @property
+    def stream_width(self) -> int:
+        """Width of the stream that runs through the blocks."""
+        projection = self.embedding.projection
+        return self.embedding.tokens.source.shape[1] if projection is None else projection.weight.read().shape[0]
+
+    @property
     def dtype(self) -> torch.dtype:
         return self.embedding.tokens.source.dtype
 

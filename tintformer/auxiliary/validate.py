@@ -52,8 +52,8 @@ def config_reasons(config: Config) -> list[str]:
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope not in ROPE_TYPES:
         reasons.append(f"rotary scheme {rope!r} changes its frequencies with the input; known are {ROPE_TYPES}")
-    heads, key_value_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
-    if key_value_heads and heads % key_value_heads:
+    heads, key_value_heads = (getattr(config, key, None) for key in ("num_attention_heads", "num_key_value_heads"))
+    if heads and key_value_heads and heads % key_value_heads:  # state-space models have no heads at all
         reasons.append(f"{heads} query heads cannot share {key_value_heads} key/value heads evenly")
     return reasons
 

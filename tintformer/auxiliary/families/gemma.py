@@ -9,8 +9,9 @@ from tintformer.auxiliary.families.llama import PATHS
 
 
 def _embedding_scale(model: Any) -> float:
-    """The model's own factor, rounded as the model rounds it."""
-    return float(model.get_submodule(PATHS.tokens).embed_scale)
+    """The model's own factor, rounded as the model rounds it; unrounded on the meta device, where buffers are empty."""
+    tokens = model.get_submodule(PATHS.tokens)
+    return float(tokens.scalar_embed_scale if tokens.embed_scale.is_meta else tokens.embed_scale)
 
 
 def _refuse(config: Config) -> list[str]:

@@ -1,0 +1,111 @@
+"""`tint params`: how large the simulator of a model is, from its configuration alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tintformer.cli.output import Json, print_json, print_table
+from tintformer.errors import TintError
+
+if TYPE_CHECKING:
+    from tintformer.auxiliary.description import Auxiliary
+    from tintformer.simulator.formula import Formula
+
+LAYOUTS = ("paper", "lean")
+
+Rows = list[dict[str, Any]]
+
+
+def params(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A known name such as gpt2 or facebook/opt-125m, a directory with config.json, or a JSON file.",
+            show_default=False,
+        ),
+    ],
+    layout: Annotated[
+        str | None, typer.Option(help=f"Construct only this layout: {' or '.join(LAYOUTS)}; default: both.")
+    ] = None,
+    stack: Annotated[int, typer.Option(help="Weight rows in one prefix token (S in the paper).")] = 4,
+    json: Json = False,
+) -> None:
+    """Count the parameters of a model's simulator, from its configuration: no weights, nothing is fetched."""
+    counts = count(model, layout=layout, stack=stack)
+    if json:
+        print_json(counts)
+        return
+    _print_tables(counts)
+
+
+def count(model: str, *, layout: str | None = None, stack: int = 4) -> dict[str, Any]:
+    """Everything that the command prints: the paper's formula, the construction, the strategies."""
+    from tintformer.auxiliary.known import meta_auxiliary, read_config
+    from tintformer.simulator.formula import Formula
+    from tintformer.simulator.strategies import strategies
+
+    if layout is not None and layout not in LAYOUTS:
+        raise TintError(f"layout={layout!r} is unknown; choose one of {', '.join(LAYOUTS)}")
+    config = read_config(model)
+    formula = Formula.of(config, stack=stack)
+    auxiliary = meta_auxiliary(config, model)
+    layouts = LAYOUTS if layout is None else (layout,)
+    return {
+        "model": model,
+        "family": auxiliary.family,
+        "parameters": auxiliary.model.num_parameters(),
+        "symbols": _symbols(formula),
+        "formula": [asdict(row) for row in formula.rows()],
+        "constructed": constructed_rows(auxiliary, layouts, stack),
+        "strategies": [asdict(row) for row in strategies(formula.dim_aux, paper_linear=formula.linear)],
+    }
+
+
+def constructed_rows(auxiliary: Auxiliary, layouts: Sequence[str], stack: int) -> Rows:
+    """The counts of the simulator as it is constructed, by layout, tied and untied; none yet."""
+    return []
+
+
+def _symbols(formula: Formula) -> dict[str, int]:
+    """The paper's symbols by their names in the code, and their values."""
+    names = ("stack", "shards", "dim_aux", "dim_sim", "num_heads", "num_prefix", "num_positions", "split", "linear")
+    return {"num_layers": formula.num_layers, **{name: getattr(formula, name) for name in names}}
+
+
+def _print_tables(counts: dict[str, Any]) -> None:
+    symbols = counts["symbols"]
+    print(
+        f"{counts['model']} ({counts['family']}): {counts['parameters']:,} parameters, {symbols['num_layers']} blocks"
+    )
+    print(
+        f"S = {symbols['stack']}, S' = {symbols['shards']}, D_aux = {symbols['dim_aux']}, "
+        f"D_sim = {symbols['dim_sim']}, H_sim = {symbols['num_heads']}, K = {symbols['num_prefix']}, "
+        f"T_sim = {symbols['num_positions']}, Q = {symbols['linear']:,}, Q_split = {symbols['split']:,}"
+    )
+    _print_sizes(counts["formula"], "simulator by the paper's formulas")
+    print(f"in all, by the paper's formulas: {counts['formula'][-1]['total']:,} parameters")
+    if counts["constructed"]:
+        _print_sizes(counts["constructed"], "simulator as constructed")
+    width = f"one inner product of width {symbols['dim_aux']}"
+    print_table(_with_numbers(counts["strategies"], lambda number: f"{number:,}"), title=width)
+
+
+def _print_sizes(rows: Rows, title: str) -> None:
+    """Sizes in a unit that keeps the table narrow enough for a terminal; JSON has the exact ones."""
+    largest = max(value for row in rows for value in row.values() if type(value) is int)
+    name, unit = ("billions", 1e9) if largest >= 1e11 else ("millions", 1e6)
+    print_table(_with_numbers(rows, lambda number: f"{number / unit:,.3f}"), title=f"{title}, {name} of parameters")
+
+
+def _with_numbers(rows: Rows, write: Callable[[int], str]) -> Rows:
+    """The rows with their whole numbers written out, flush right."""
+    texts = [{key: write(value) if type(value) is int else str(value) for key, value in row.items()} for row in rows]
+    widths = {key: max(len(text[key]) for text in texts) for key in texts[0]}
+    return [
+        {key: text[key].rjust(widths[key]) if type(row[key]) is int else text[key] for key in row}
+        for row, text in zip(rows, texts, strict=True)
+    ]

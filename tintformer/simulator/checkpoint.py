@@ -1,0 +1,183 @@
+"""Simulators on disk: the auxiliary's weights and a configuration, from which the structure is rebuilt.
+
+    config.json         model_type "tint": the auxiliary's own configuration, the learning rule, the construction
+    model.safetensors   the auxiliary's parameters and buffers under their Hugging Face names, behind "auxiliary.";
+                        with `full` every constructed tensor too, behind "simulator.", which loading compares with
+                        what it rebuilds
+
+Both files are written to temporary names and renamed; the weights name the configuration that they belong to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+import tintformer
+from tintformer.auxiliary.describe import describe
+from tintformer.auxiliary.description import Auxiliary
+from tintformer.auxiliary.validate import check_model
+from tintformer.errors import LoadError, TintError
+from tintformer.files import whole_file
+from tintformer.rule.learning_rule import LearningRule
+from tintformer.simulator.construction import Construction
+
+if TYPE_CHECKING:
+    from tintformer.simulator.simulator import Simulator
+
+FORMAT = "tintformer simulator"
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+AUXILIARY, STRUCTURE = "auxiliary.", "simulator."
+
+
+def save(simulator: Simulator, directory: str | os.PathLike[str], *, full: bool = False) -> Path:
+    """Write a simulator; `full` adds the constructed tensors, which others may want to read without this package."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    target = Path(directory)
+    config = _config(simulator, full=full)
+    tensors = {
+        f"{AUXILIARY}{name}": tensor.detach().cpu() for name, tensor in _state(simulator.auxiliary.model).items()
+    }
+    if full:
+        tensors |= {f"{STRUCTURE}{name}": tensor for name, tensor in _constructed(simulator).items()}
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        with whole_file(target / WEIGHTS) as weights, whole_file(target / CONFIG) as text:
+            metadata = {"format": FORMAT, "config": _hash(config), "version": tintformer.__version__}
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, weights, metadata=metadata)
+            text.write_text(json.dumps(config, indent=2) + "\n")
+    except (OSError, SafetensorError) as error:
+        raise TintError(f"cannot write {target}: {error}") from error
+    return target
+
+
+def load(directory: str | os.PathLike[str]) -> Simulator:
+    """Read a simulator that `save` wrote: the same bits, whatever process wrote them."""
+    from tintformer.simulator.simulator import Simulator
+
+    path = Path(directory)
+    config = _read_config(path)
+    metadata, tensors = _read_tensors(path / WEIGHTS)
+    if metadata.get("config") != _hash(config):
+        raise LoadError(f"{path / WEIGHTS} was written with another {CONFIG}: the two files do not belong together")
+    auxiliary = _rebuild_auxiliary(config, tensors, path)
+    simulator = Simulator(auxiliary, LearningRule(**config["learning_rule"]), Construction(**config["construction"]))
+    stored = {name[len(STRUCTURE) :]: tensor for name, tensor in tensors.items() if name.startswith(STRUCTURE)}
+    if config["full"]:
+        _check_structure(stored, _constructed(simulator), path / WEIGHTS)
+    return simulator
+
+
+def _config(simulator: Simulator, *, full: bool) -> dict[str, Any]:
+    model = simulator.auxiliary.model
+    auxiliary = {key: value for key, value in model.config.to_dict().items() if not key.startswith("_")}
+    return {
+        "model_type": "tint",
+        "format": FORMAT,
+        "version": tintformer.__version__,
+        "name": simulator.auxiliary.name,
+        "dtype": str(simulator.auxiliary.dtype).removeprefix("torch."),
+        "auxiliary": json.loads(json.dumps(auxiliary, default=str)),
+        "learning_rule": asdict(simulator.rule),
+        "construction": asdict(simulator.construction),
+        "full": full,
+    }
+
+
+def _hash(config: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+
+
+def _parameters(module: torch.nn.Module) -> dict[str, Tensor]:
+    """Every parameter once, under its first name; parameters that share memory are one."""
+    return {name: parameter.detach().cpu() for name, parameter in module.named_parameters()}
+
+
+def _state(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Parameters and floating-point buffers: rotary frequencies and embedding scales have bits of their own."""
+    buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+    return {**dict(model.named_parameters()), **buffers}
+
+
+def _constructed(simulator: Simulator) -> dict[str, Tensor]:
+    """Every tensor that building made: the structure and the prefix tokens, not the tables that it only points to."""
+    tables = ("embedding.", "positions.", "head.", "loss_gradient.feed_forward.", "loss_gradient.targets.")
+    return {name: tensor for name, tensor in _parameters(simulator).items() if not name.startswith(tables)}
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_dir():
+        raise LoadError(f"no directory {path}; `tint build MODEL -o DIR` writes one")
+    try:
+        config = json.loads((path / CONFIG).read_text())
+    except FileNotFoundError:
+        raise LoadError(f"{path} holds no {CONFIG}; `tint build MODEL -o DIR` writes one") from None
+    except (OSError, ValueError) as error:
+        raise LoadError(f"cannot read {path / CONFIG}: {error}") from error
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        found = config.get("model_type") if isinstance(config, dict) else type(config).__name__
+        raise LoadError(f"{path / CONFIG} describes no simulator (model_type {found!r}); build one with `tint build`")
+    missing = sorted({"auxiliary", "learning_rule", "construction", "dtype", "name", "full"} - set(config))
+    if missing:
+        raise LoadError(f"{path / CONFIG} lacks {', '.join(missing)}")
+    return config
+
+
+def _read_tensors(file: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as opened:
+            metadata = opened.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise LoadError(f"{file} holds no simulator (format {metadata.get('format')!r})")
+            return metadata, {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (not a dict)
+    except (OSError, SafetensorError) as error:
+        raise LoadError(f"cannot read {file}: {error}") from error
+
+
+def _rebuild_auxiliary(config: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> Auxiliary:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    settings = dict(config["auxiliary"])
+    try:
+        auxiliary_config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+        with torch.random.fork_rng(devices=[]):
+            model: Any = AutoModelForCausalLM.from_config(auxiliary_config, dtype=getattr(torch, config["dtype"]))
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise LoadError(f"cannot rebuild the auxiliary of {path}: {error}") from error
+    stored = {name[len(AUXILIARY) :]: tensor for name, tensor in tensors.items() if name.startswith(AUXILIARY)}
+    wanted = _state(model)
+    if stored.keys() != wanted.keys():
+        odd = sorted(stored.keys() ^ wanted.keys())
+        raise LoadError(
+            f"{path / WEIGHTS} does not hold the parameters of its auxiliary; the first odd one is {odd[0]}"
+        )
+    with torch.no_grad():
+        for name, parameter in wanted.items():
+            if parameter.shape != stored[name].shape:
+                shapes = f"{tuple(stored[name].shape)} instead of {tuple(parameter.shape)}"
+                raise LoadError(f"{path / WEIGHTS} holds {name} as {shapes}")
+            parameter.data = stored[name]  # with its own number format, which a conversion may have given a buffer
+    model.eval()
+    return describe(model, check_model(model, config["name"]), config["name"])
+
+
+def _check_structure(stored: dict[str, Tensor], rebuilt: dict[str, Tensor], file: Path) -> None:
+    if stored.keys() != rebuilt.keys():
+        odd = sorted(stored.keys() ^ rebuilt.keys())
+        raise LoadError(
+            f"{file} holds another structure than its configuration gives; the first odd tensor is {odd[0]}"
+        )
+    for name, tensor in stored.items():
+        if not torch.equal(tensor, rebuilt[name]):
+            raise LoadError(f"{file} holds other values of {name} than its {CONFIG} gives")

@@ -1,0 +1,65 @@
+"""Construction: the knobs of a simulator that change how it is built and not what it computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from tintformer.errors import InputError
+from tintformer.simulator.geometry import DEFAULT_STACK, LayoutName
+from tintformer.simulator.modules.attention import Transposition
+from tintformer.simulator.primitives.attention import Weigh, linear, linear_as_softmax
+
+AttentionForm = Literal["linear", "softmax"]
+SoftmaxForm = Literal["pair", "printed"]
+
+SOFTMAX_EPSILONS: dict[tuple[str, torch.dtype], float] = {
+    ("pair", torch.float64): 1e-4,
+    ("pair", torch.float32): 1e-2,
+    ("printed", torch.float64): 1e-6,
+    ("printed", torch.float32): 1e-3,
+}
+"""Steps of a linear attention by softmax: too large and the curvature of exp enters, too small and digits cancel."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Construction:
+    """How a simulator is built; the auxiliary and the learning rule say what it does."""
+
+    layout: LayoutName = "lean"
+    """`lean`: the smallest maps that do the work. `paper`: split-wise and dimension-wise maps of the paper's sizes."""
+    stack: int = DEFAULT_STACK
+    """Rows of a matrix in one prefix token. More make the embedding wider and the prefix shorter."""
+    tie_blocks: bool = True
+    """One block of modules, looped over the layers; False builds one for every layer."""
+    attention: AttentionForm = "linear"
+    """`softmax`: every linear attention by softmax attentions and one extra token, which is an approximation."""
+    softmax_form: SoftmaxForm = "pair"
+    """`printed`: the paper's form. `pair`: two softmaxes at +epsilon and -epsilon, exact to a higher order."""
+    softmax_epsilon: float | None = None
+    """Step of the softmax forms; None: the best measured for the number format."""
+    transposition: Transposition = "scores"
+    """How the backward attention gets at transposed scores: as a feature of attention (`scores`), or by storing them
+    in the tokens and reading them back (`stored`), where the training part fits a head."""
+
+    def __post_init__(self) -> None:
+        choices = {
+            "layout": get_args(LayoutName),
+            "attention": get_args(AttentionForm),
+            "softmax_form": get_args(SoftmaxForm),
+            "transposition": get_args(Transposition),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise InputError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(allowed)}")
+        if self.softmax_epsilon is not None and not 0 < self.softmax_epsilon < 1:
+            raise InputError(f"softmax_epsilon={self.softmax_epsilon!r} must lie between 0 and 1")
+
+    def weigh(self, dtype: torch.dtype) -> Weigh:
+        """How a linear attention turns scores into weights."""
+        if self.attention == "linear":
+            return linear
+        epsilon = self.softmax_epsilon or SOFTMAX_EPSILONS[self.softmax_form, dtype]
+        return linear_as_softmax(self.softmax_form, epsilon)

@@ -1,0 +1,108 @@
+"""Linear layer y = W x + b: each direction is ONE linear attention between text tokens and prefix tokens.
+
+Paper: section "Linear layer". B batch, N input pieces, M output pieces, T tokens, K prefix tokens of a piece,
+H heads, d head width. The prefix is `[B or 1, N, H, M, K, d]`: piece (m, n) of W, row s K + j in slot s of token j.
+
+    direction   asks     query        answers   key          value             output
+    forward     text     columns(x)   prefix    rows of W    one-hot(j)        sum of parts: row s K + j of W x
+    backward    text     rows(dy)     prefix    one-hot(j)   rows of W         sum of slots: W^T dy
+    descent     prefix   one-hot(j)   text      rows(dy)     -eta columns(x)   lands on the row it updates
+"""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor, add, cat, nn
+
+from tintformer.simulator.layouts import Layout
+from tintformer.simulator.primitives.attention import Attention, Weigh
+from tintformer.simulator.primitives.linear import Constant
+
+Pieces = Float[Tensor, "B N T Dslot"]
+Prefix = Float[Tensor, "B N H M K d"]
+
+
+def by_heads(x: Pieces, layout: Layout, *, output: bool = False) -> Float[Tensor, "B N parts M T d"]:
+    """A region by parts of its coordinates; the pieces of an output stand in the axis of output pieces."""
+    parts = x.unflatten(-1, (layout.geometry.shards, layout.geometry.head_dim))
+    return parts.permute(0, 3, 1, 2, 4).unsqueeze(1) if output else parts.permute(0, 1, 3, 2, 4).unsqueeze(3)
+
+
+def from_heads(heads: Float[Tensor, "B N H M T d"], layout: Layout) -> Pieces:
+    """The signal region of an attention's output, whose pieces stand in N or in M."""
+    signal = heads[:, :, : layout.geometry.shards]
+    return signal.permute(0, 1, 3, 4, 2, 5).flatten(4).flatten(1, 2)
+
+
+def with_one(x: Pieces, constant: Constant | None) -> Pieces:
+    """Set the homogeneous coordinate in the first piece alone: in all of them, the bias would move once a piece."""
+    if constant is None:
+        return x
+    return constant(x) if x.shape[1] == 1 else cat((constant(x[:, :1]), x[:, 1:]), dim=1)
+
+
+class LinearForward(nn.Module):
+    """W x + b."""
+
+    def __init__(self, layout: Layout, *, has_bias: bool, weigh: Weigh):
+        super().__init__()
+        self.layout = layout
+        self.constant = layout.homogeneous() if has_bias else None
+        self.attention = Attention(
+            query=layout.columns("signal", 0),
+            key=layout.content("rows"),
+            value=layout.position(),
+            output=layout.from_rows(),
+            weigh=weigh,
+            sum_over="n",
+        )
+
+    def forward(self, x: Pieces, prefix: Prefix) -> Pieces:
+        signal = by_heads(with_one(x, self.constant), self.layout)
+        return from_heads(self.attention({"signal": signal}, {"rows": prefix}), self.layout)
+
+
+class LinearBackward(nn.Module):
+    """W^T dy."""
+
+    def __init__(self, layout: Layout, *, weigh: Weigh):
+        super().__init__()
+        self.layout = layout
+        self.attention = Attention(
+            query=layout.rows("signal", 0),
+            key=layout.position(),
+            value=layout.content("rows"),
+            output=layout.from_columns(),
+            weigh=weigh,
+            sum_over="m",
+        )
+
+    def forward(self, dy: Pieces, prefix: Prefix) -> Pieces:
+        signal = by_heads(dy, self.layout, output=True)
+        dx = from_heads(self.attention({"signal": signal}, {"rows": prefix}), self.layout)
+        # Only the signal is read: what stands beyond it is the gradient of the homogeneous constant.
+        dx[..., self.layout.geometry.dim_aux :] = 0
+        return dx
+
+
+class LinearDescent(nn.Module):
+    """W - eta sum_t dy_t x_t^T, and the bias with it: the prefix after the residual."""
+
+    def __init__(self, layout: Layout, *, has_bias: bool, learning_rate: float, weigh: Weigh):
+        super().__init__()
+        self.layout = layout
+        self.constant = layout.homogeneous() if has_bias else None
+        self.attention = Attention(
+            query=layout.position(),
+            key=layout.rows("signal", 0),
+            value=layout.columns("input", 1, factor=-learning_rate),
+            output=layout.to_prefix(),
+            weigh=weigh,
+        )
+
+    def forward(self, dy: Pieces, x: Pieces, prefix: Prefix) -> Prefix:
+        tokens = {
+            "signal": by_heads(dy, self.layout, output=True),
+            "input": by_heads(with_one(x, self.constant), self.layout),
+        }
+        return add(prefix, self.attention({}, tokens))

@@ -1,0 +1,118 @@
+"""The auxiliary's weights as prefix tokens, and back.
+
+A linear's prefix is `[1, N, H, M, K, d]`, laid out by heads: piece (m, n) of the matrix, padded to D~ x D~, has row
+s K + j in slot s of token j, and the bias in column D of the first input piece. A norm's prefix is one token for the
+scale and one for the bias, `[1, N, 1, 1, R, D~]`; in the paper's layout it is that of a linear with a diagonal matrix.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from tintformer.auxiliary.ops import Linear, Norm, Weight
+from tintformer.simulator.geometry import Cut, Geometry
+from tintformer.simulator.wiring import Place
+
+Prefix = Float[Tensor, "1 N H M K d"]
+
+
+def write(place: Place, geometry: Geometry, dtype: torch.dtype) -> Tensor | None:
+    """The prefix of an op with weights; None for the others."""
+    match place.op:
+        case Linear():
+            bias = None if place.op.bias is None else place.op.bias.read().to(dtype)
+            return _matrix(place.op.weight.read().to(dtype), bias, place.into, place.out, geometry)
+        case Norm():
+            rows = [_tiled(value.to(dtype), place, geometry) for value in _norm_values(place.op)]
+            if not rows:
+                return None
+            if geometry.layout == "lean":
+                return torch.stack(rows, dim=1)[None, :, None, None]
+            return _diagonal(place.op, rows, geometry)
+        case _:
+            return None
+
+
+def read(place: Place, prefix: Prefix, geometry: Geometry) -> dict[Weight, Tensor]:
+    """The weights that a prefix (or a difference of two, or one row of a batch of them) holds."""
+    match place.op:
+        case Linear():
+            matrix, bias = _pieces(prefix, geometry), place.op.bias
+            into, out = place.into, place.out
+            weight = matrix[:, :, : out.step, : into.step].permute(0, 2, 1, 3).reshape(out.count * out.step, -1)
+            result = {place.op.weight: weight[: out.width, : into.width]}
+            if bias is not None:
+                result[bias] = matrix[:, 0, : out.step, geometry.dim_aux].reshape(-1)[: out.width]
+            return result
+        case Norm():
+            if geometry.layout == "lean":
+                rows = dict(zip(_norm_weights(place.op), prefix[0, 0, 0, 0], strict=True))
+            else:
+                matrix = _pieces(prefix, geometry)[0, 0]
+                named = {place.op.scale: matrix.diagonal(), place.op.bias: matrix[:, geometry.dim_aux]}
+                rows = {weight: named[weight] for weight in _norm_weights(place.op)}
+            return {weight: row[: weight.source.shape[0]] for weight, row in rows.items()}
+        case _:
+            return {}
+
+
+def _matrix(weight: Tensor, bias: Tensor | None, into: Cut, out: Cut, geometry: Geometry) -> Prefix:
+    rows, columns = out.count * out.step - weight.shape[0], into.count * into.step - weight.shape[1]
+    cut = functional.pad(weight, (0, columns, 0, rows)).view(out.count, out.step, into.count, into.step)
+    side = geometry.dim_slot
+    pieces = functional.pad(cut.transpose(1, 2), (0, side - into.step, 0, side - out.step))
+    if bias is not None:
+        pieces[:, 0, : out.step, geometry.dim_aux] = functional.pad(bias, (0, rows)).view(out.count, out.step)
+    return _stack(pieces, geometry)
+
+
+def _stack(pieces: Float[Tensor, "M N Dslot Dslot"], g: Geometry) -> Prefix:
+    """Rows into slots of tokens, coordinates into parts; heads outermost, as the attention reads them."""
+    cut = pieces.view(*pieces.shape[:2], g.stack, g.num_prefix, g.shards, g.head_dim)
+    by_head = cut.permute(1, 2, 4, 0, 3, 5)
+    return by_head.reshape(1, pieces.shape[1], g.num_heads, pieces.shape[0], g.num_prefix, g.head_dim).contiguous()
+
+
+def _pieces(prefix: Prefix, g: Geometry) -> Float[Tensor, "M N Dslot Dslot"]:
+    _, num_in, _, num_out, _, _ = prefix.shape
+    cut = prefix.view(num_in, g.stack, g.shards, num_out, g.num_prefix, g.head_dim)
+    return cut.permute(3, 0, 1, 4, 2, 5).reshape(num_out, num_in, g.dim_slot, g.dim_slot)
+
+
+def tokens(prefix: Prefix, g: Geometry) -> Float[Tensor, "N M K D_prefix"]:
+    """The prefix tokens as embeddings: S slots, one stacked row each."""
+    _, num_in, _, num_out, _, _ = prefix.shape
+    cut = prefix.view(num_in, g.stack, g.shards, num_out, g.num_prefix, g.head_dim)
+    return cut.permute(0, 3, 4, 1, 2, 5).reshape(num_in, num_out, g.num_prefix, g.stack * g.dim_slot)
+
+
+def _norm_weights(op: Norm) -> list[Weight]:
+    return [weight for weight in (op.scale, op.bias) if weight is not None]
+
+
+def _norm_values(op: Norm) -> list[Tensor]:
+    """Scale and bias as they act; Gemma's scale is 1 + weight."""
+    return [
+        weight.read() + 1 if weight is op.scale and op.unit_offset else weight.read() for weight in _norm_weights(op)
+    ]
+
+
+def _tiled(value: Float[Tensor, " size"], place: Place, geometry: Geometry) -> Float[Tensor, "N Dslot"]:
+    """A copy of the value for every group of every piece."""
+    in_piece = max(1, place.into.step // len(value)) if len(value) < place.into.width else 1
+    row = functional.pad(value.repeat(in_piece), (0, geometry.dim_slot - in_piece * len(value)))
+    return row.repeat(place.into.count, 1)
+
+
+def _diagonal(op: Norm, rows: list[Tensor], geometry: Geometry) -> Prefix:
+    values = dict(zip([weight is op.scale for weight in _norm_weights(op)], rows, strict=True))
+    ones = torch.zeros_like(rows[0])
+    ones[:, : geometry.dim_aux] = 1
+    pieces = torch.diag_embed(values.get(True, ones))
+    if False in values:
+        pieces[:, :, geometry.dim_aux] = values[False]
+    # Every piece has a matrix of its own and meets no other: pieces stand in the input axis, one output each.
+    return torch.cat([_stack(piece[None, None], geometry) for piece in pieces], dim=1)

@@ -1,0 +1,205 @@
+"""The simulator: a transformer whose forward pass trains the auxiliary, and `build`, which constructs it."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor, nn
+
+from tintformer import walk
+from tintformer.auxiliary.description import Auxiliary
+from tintformer.auxiliary.load import load
+from tintformer.auxiliary.ops import Weight
+from tintformer.batch import Batch
+from tintformer.engines.engine import EngineResult, compute_dtype, predict, to_parameters
+from tintformer.errors import InputError
+from tintformer.output import Logits, TintOutput, positions_of
+from tintformer.rule.learning_rule import LearningRule
+from tintformer.simulator import checkpoint, prefix
+from tintformer.simulator.construction import Construction
+from tintformer.simulator.executor import SimulatorExecutor
+from tintformer.simulator.geometry import Geometry, auxiliary_width, derive
+from tintformer.simulator.layouts import Layout
+from tintformer.simulator.modules.head import LossGradient
+from tintformer.simulator.primitives.primitive import constant
+from tintformer.simulator.primitives.vocabulary import FeedForward, Table
+from tintformer.simulator.regions import num_slots
+from tintformer.simulator.structure import Maker, Modules, signature, smallest
+from tintformer.simulator.wiring import Place, Placed, places
+
+
+def build(model: Any, rule: LearningRule, **construction: Any) -> Simulator:
+    """Construct the transformer that trains `model` by `rule` inside its forward pass.
+
+    `construction` are the knobs of `Construction`: layout, stack, tie_blocks, attention, ...; all other integers are
+    derived. The auxiliary is never modified; its weights are copied into prefix tokens.
+    """
+    unknown = sorted(set(construction) - set(Construction.__dataclass_fields__))
+    if unknown:
+        known = ", ".join(Construction.__dataclass_fields__)
+        raise InputError(f"unknown knobs of a simulator: {', '.join(unknown)}; known are {known}")
+    return Simulator(load(model), rule, Construction(**construction))
+
+
+class Simulator(nn.Module):
+    """Structure (constant maps, shared by the layers if tied) and the auxiliary's weights as prefix tokens.
+
+    Called on token ids it trains the auxiliary inside the pass and predicts with it, as `Tint` does.
+    """
+
+    def __init__(self, auxiliary: Auxiliary, rule: LearningRule, construction: Construction):
+        super().__init__()
+        self.auxiliary, self.rule, self.construction = auxiliary, rule, construction
+        self.dtype = compute_dtype(auxiliary.dtype)
+        self.places: dict[str, Place] = {
+            place.op.name: place for place in places(auxiliary, auxiliary_width(auxiliary))
+        }
+        self.geometry: Geometry = derive(
+            auxiliary,
+            layout=construction.layout,
+            stack=construction.stack,
+            slots=num_slots(self.places.values(), rule),
+        )
+        self.structure = nn.ModuleDict()
+        self._keys: dict[str, str] = {}
+        self._build_structure()
+        self.prefix = nn.ParameterDict()
+        self._write_prefix()
+        self._build_ends()
+        self.to(device=auxiliary.device)
+        self.eval()
+
+    # The pass.
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        *,
+        train_mask: Tensor,
+        attention_mask: Tensor | None = None,
+        loss_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        before: bool = False,
+        logits: Logits = "all",
+    ) -> TintOutput:
+        """Train on the part under `train_mask`, each sequence on its own, and predict the rest; see `Tint`."""
+        batch = Batch.of(
+            self.auxiliary,
+            input_ids,
+            train_mask=train_mask,
+            attention_mask=attention_mask,
+            loss_mask=loss_mask,
+            segment_ids=segment_ids,
+            position_ids=position_ids,
+        )
+        result = self.run(batch, logits_at=positions_of(logits, batch), before=before)
+        return TintOutput.of(batch, result.after, result.before, result.updates)
+
+    @torch.no_grad()
+    def run(self, batch: Batch, *, logits_at: Bool[Tensor, "B T"] | None, before: bool) -> EngineResult:
+        """Train every sequence on its own, then predict: the simulator as an engine."""
+        executor = SimulatorExecutor(self, batch)
+        untrained = walk.forward_pass(executor, self.auxiliary) if before else None
+        x = walk.train_in_the_pass(executor, self.auxiliary, self.rule)
+        return EngineResult(
+            after=predict(batch, x.data[:, 0], logits_at, self.head),
+            before=None if untrained is None else predict(batch, untrained.data[:, 0], logits_at, self.head),
+            updates=lambda row: to_parameters(executor.changes(row)),
+        )
+
+    def save_pretrained(self, directory: str | os.PathLike[str], *, full: bool = False) -> None:
+        """Write the auxiliary's weights and a configuration; `full` adds every constructed tensor."""
+        checkpoint.save(self, directory, full=full)
+
+    @classmethod
+    def from_pretrained(cls, directory: str | os.PathLike[str]) -> Simulator:
+        """Read what `save_pretrained` wrote; the structure is rebuilt, bit by bit the same."""
+        return checkpoint.load(directory)
+
+    # The parts.
+
+    def modules_of(self, op: Placed) -> Modules:
+        """The modules that stand for an op."""
+        modules = self.structure[self._keys[op.name]]
+        assert isinstance(modules, Modules)
+        return modules
+
+    def prefix_of(self, op: Placed) -> Tensor | None:
+        """The prefix tokens that hold an op's weights before any step; None for an op without weights."""
+        name = _module_name(op.name)
+        return dict(self.prefix.items()).get(name)
+
+    def weights_in(self, op: Placed, tokens: Tensor) -> dict[Weight, Tensor]:
+        """What prefix tokens of an op hold, as weights of the auxiliary."""
+        return prefix.read(self.places[op.name], tokens, self.geometry)
+
+    @property
+    def num_structural(self) -> int:
+        """Constructed parameters, without the auxiliary's own."""
+        ends = [self.loss_gradient.next_token]
+        return sum(parameter.numel() for part in (self.structure, *ends) for parameter in part.parameters())
+
+    @property
+    def num_auxiliary(self) -> int:
+        """Parameters that hold the auxiliary's weights: prefix tokens with their padding, tables and head."""
+        return sum(parameter.numel() for parameter in self.parameters()) - self.num_structural
+
+    # Building.
+
+    def _build_structure(self) -> None:
+        num_blocks = len(self.auxiliary.blocks)
+        first_trained = num_blocks - self.rule.num_trained(num_blocks)
+        maker = Maker(
+            layout=Layout(self.geometry),
+            rule=self.rule,
+            weigh=self.construction.weigh(self.dtype),
+            transposition=self.construction.transposition,
+            tiny=smallest(self.dtype),
+        )
+        made: dict[tuple[Any, ...], str] = {}
+        for place in self.places.values():
+            role = re.sub(r"^blocks\.\d+", "block", place.role) if self.construction.tie_blocks else place.role
+            identity = role, signature(place, self.rule)
+            if identity not in made:
+                same_role = sum(other == role for other, _ in made)
+                made[identity] = _module_name(role if not same_role else f"{role}.{same_role + 1}")
+            key = made[identity]
+            trained = place.block >= first_trained if place.block is not None else place.role.startswith("final")
+            shared = dict(self.structure.items()).get(key)
+            assert shared is None or isinstance(shared, Modules)
+            self.structure[key] = maker.make(place, trained=trained, shared=shared).to(self.dtype)
+            self._keys[place.op.name] = key
+
+    def _write_prefix(self) -> None:
+        for place in self.places.values():
+            tokens = prefix.write(place, self.geometry, self.dtype)
+            if tokens is not None:
+                self.prefix[_module_name(place.op.name)] = constant(tokens)
+
+    def _build_ends(self) -> None:
+        embedding, head, dim_slot = self.auxiliary.embedding, self.auxiliary.head, self.geometry.dim_slot
+        rows = constant(embedding.tokens.read().detach().to(self.dtype))
+        head_rows = (
+            rows
+            if head.weight.source is embedding.tokens.source
+            else constant(head.weight.read().detach().to(self.dtype))
+        )
+        bias = None if head.bias is None else constant(head.bias.read().detach().to(self.dtype))
+        self.embedding = Table(rows, dim_slot=dim_slot, scale=embedding.scale)
+        self.positions = None
+        if embedding.positions is not None:
+            self.positions = Table(constant(embedding.positions.read().detach().to(self.dtype)), dim_slot=dim_slot)
+        weigh = self.construction.weigh(self.dtype)
+        self.loss_gradient = LossGradient(head_rows, bias, rule=self.rule, dim_slot=dim_slot, weigh=weigh)
+        self.loss_gradient.to(self.dtype)
+        self.head = FeedForward(head_rows, bias, "none")
+
+
+def _module_name(name: str) -> str:
+    """Names of modules and parameters must not hold dots."""
+    return name.replace(".", "/")
