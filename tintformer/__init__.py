@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tintformer.output import TintOutput
     from tintformer.rates import choose_rate
     from tintformer.rule.learning_rule import LearningRule
+    from tintformer.simulator.accounting import parameters
     from tintformer.simulator.simulator import Simulator, build
     from tintformer.tint import Tint
     from tintformer.tuned import Tuned
@@ -44,6 +45,7 @@ _HOMES = {
     "build": "tintformer.simulator.simulator",
     "choose_rate": "tintformer.rates",
     "load": "tintformer.auxiliary.load",
+    "parameters": "tintformer.simulator.accounting",
 }
 
 __all__ = [
@@ -63,6 +65,7 @@ __all__ = [
     "build",
     "choose_rate",
     "load",
+    "parameters",
 ]
 
 

@@ -75,8 +75,14 @@ def _read(name: str, dtype: torch.dtype, options: dict[str, Any]) -> Any:
 
 def _directory_options(directory: Path) -> dict[str, Any]:
     """How to read a directory: offline, from safetensors or from its one GGUF file."""
+    from tintformer.simulator.checkpoint import is_simulator
+
     if not directory.is_dir():
         raise LoadError(f"{directory} is a file; give the directory that holds it")
+    if is_simulator(directory):
+        raise LoadError(
+            f"{directory} holds a simulator, not a model; open it with tintformer.Simulator.from_pretrained"
+        )
     files = sorted(path.name for path in directory.iterdir())
     quantised = [file for file in files if file.endswith(".gguf")]
     if any(file.endswith(".safetensors") for file in files):

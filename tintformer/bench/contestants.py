@@ -8,6 +8,8 @@ from tintformer.bench.contestant import Contestant, Ground
 from tintformer.bench.settings import Settings
 
 FORMS = ("fast_dual", "fast_materialised")
+SIMULATORS = ("simulator", "simulator_paper")
+"""Who takes part only where a case or the user names them: many times slower, and about other questions."""
 LOWER = ("forward", "explicit_block", "repeat", "fast", "fast_float32")
 """Who takes part in half precision unless others are named: the question there is what the precision brings."""
 
@@ -24,6 +26,7 @@ def participants(case: Case, settings: Settings) -> list[str]:
     if settings.contestants:
         return [name for name in suiting if name in settings.contestants]
     suiting = [name for name in suiting if settings.forms or name not in FORMS]
+    suiting = [name for name in suiting if case.contestants is not None or name not in SIMULATORS]
     if settings.dtype == "bfloat16":
         return [name for name in suiting if name in (*LOWER, *FORMS)]
     return [name for name in suiting if name != "fast_float32"]

@@ -15,6 +15,8 @@ from tintformer.bench.contestant import Contestant, Ground, Skip
 from tintformer.bench.explicit import Explicit, all_names, block_names, rule_names
 from tintformer.bench.per_sample import PerSample
 from tintformer.bench.work import Work
+from tintformer.simulator.simulator import Simulator
+from tintformer.tint import Tint
 
 VMAP_LIMIT = 6 * 10**9
 """Bytes of per-sequence gradients above which vmap is not tried; it holds about three times as much at once."""
@@ -78,7 +80,11 @@ def vmap(ground: Ground, case: SequenceCase) -> Contestant:
 
 
 def _engine(ground: Ground, case: SequenceCase, auxiliary: Any = None, **knobs: Any) -> Contestant:
-    ids, tint = _tokens(ground, case), ground.tint(auxiliary, **knobs)
+    return _pass(ground, case, ground.tint(auxiliary, **knobs))
+
+
+def _pass(ground: Ground, case: SequenceCase, tint: Tint, note: str = "") -> Contestant:
+    ids = _tokens(ground, case)
     train_mask = (torch.arange(case.tokens) < case.num_train).expand(case.batch, -1)
 
     def run() -> Tensor:
@@ -86,7 +92,7 @@ def _engine(ground: Ground, case: SequenceCase, auxiliary: Any = None, **knobs: 
         return out.token_loss[out.evaluation_mask]
 
     work = Work(ground.auxiliary, ground.rule).engine(case.num_train, case.tokens)
-    return Contestant(run=run, multiply_adds=case.batch * work)
+    return Contestant(run=run, multiply_adds=case.batch * work, note=note)
 
 
 def fast(ground: Ground, case: SequenceCase) -> Contestant:
@@ -109,6 +115,22 @@ def fast_float32(ground: Ground, case: SequenceCase) -> Contestant:
     return _engine(ground, case, load(deepcopy(ground.model).float()))
 
 
+def _simulator(ground: Ground, case: SequenceCase, **construction: Any) -> Contestant:
+    tint = Tint(ground.auxiliary, ground.rule, engine="simulator", **construction)
+    assert isinstance(tint.engine, Simulator)
+    return _pass(ground, case, tint, f"{tint.engine.num_structural:,} constructed parameters")
+
+
+def simulator(ground: Ground, case: SequenceCase) -> Contestant:
+    """The constructed transformer, lean layout, tied blocks."""
+    return _simulator(ground, case)
+
+
+def simulator_paper(ground: Ground, case: SequenceCase) -> Contestant:
+    """The constructed transformer in the paper's layout, a block for every layer."""
+    return _simulator(ground, case, layout="paper", tie_blocks=False)
+
+
 CONTESTANTS: dict[str, Callable[[Ground, SequenceCase], Contestant]] = {
     function.__name__: function
     for function in (
@@ -121,5 +143,7 @@ CONTESTANTS: dict[str, Callable[[Ground, SequenceCase], Contestant]] = {
         fast_dual,
         fast_materialised,
         fast_float32,
+        simulator,
+        simulator_paper,
     )
 }

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import tintformer
-from tintformer.cli import adapt, bench, demo, models, run
+from tintformer.cli import adapt, bench, build, demo, models, params, run
 
 app = typer.Typer(
     name="tint",
@@ -19,6 +19,8 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
 app.command("adapt")(adapt.adapt)
+app.command("build")(build.build)
+app.command("params")(params.params)
 app.command("models")(models.models)
 app.command("bench")(bench.bench)
 

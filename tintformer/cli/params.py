@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,10 +12,13 @@ from tintformer.cli.output import Json, print_json, print_table
 from tintformer.errors import TintError
 
 if TYPE_CHECKING:
-    from tintformer.auxiliary.description import Auxiliary
+    from tintformer.simulator.accounting import Parameters
     from tintformer.simulator.formula import Formula
 
 LAYOUTS = ("paper", "lean")
+
+_UNITS = (("billions", 1e9, 1e11), ("millions", 1e6, 1e7), ("thousands", 1e3, 0))
+"""A unit, its size, and the smallest largest number of a table that is written in it."""
 
 Rows = list[dict[str, Any]]
 
@@ -45,6 +48,7 @@ def params(
 def count(model: str, *, layout: str | None = None, stack: int = 4) -> dict[str, Any]:
     """Everything that the command prints: the paper's formula, the construction, the strategies."""
     from tintformer.auxiliary.known import meta_auxiliary, read_config
+    from tintformer.simulator.accounting import linear_forward_size, parameters
     from tintformer.simulator.formula import Formula
     from tintformer.simulator.strategies import strategies
 
@@ -53,21 +57,36 @@ def count(model: str, *, layout: str | None = None, stack: int = 4) -> dict[str,
     config = read_config(model)
     formula = Formula.of(config, stack=stack)
     auxiliary = meta_auxiliary(config, model)
-    layouts = LAYOUTS if layout is None else (layout,)
+    counted = [
+        parameters(auxiliary, layout=name, stack=stack, tie_blocks=tied)
+        for name in (LAYOUTS if layout is None else (layout,))
+        for tied in (False, True)
+    ]
+    lean = linear_forward_size(auxiliary, layout="lean", stack=stack)
     return {
         "model": model,
         "family": auxiliary.family,
         "parameters": auxiliary.model.num_parameters(),
         "symbols": _symbols(formula),
         "formula": [asdict(row) for row in formula.rows()],
-        "constructed": constructed_rows(auxiliary, layouts, stack),
-        "strategies": [asdict(row) for row in strategies(formula.dim_aux, paper_linear=formula.linear)],
+        "constructed": [_constructed(counts) for counts in counted],
+        "strategies": [
+            asdict(row) for row in strategies(formula.dim_aux, paper_linear=formula.linear, lean_linear=lean)
+        ],
     }
 
 
-def constructed_rows(auxiliary: Auxiliary, layouts: Sequence[str], stack: int) -> Rows:
-    """The counts of the simulator as it is constructed, by layout, tied and untied; none yet."""
-    return []
+def _constructed(counts: Parameters) -> dict[str, Any]:
+    return {
+        "layout": counts.layout,
+        "tie_blocks": counts.tie_blocks,
+        "structural": counts.structural,
+        "auxiliary": counts.auxiliary,
+        "total": counts.total,
+        "modules": counts.by_kind(),
+        "parts": [asdict(part) for part in counts.parts],
+        "differences_from_formula": {difference.reason: difference.parameters for difference in counts.differences},
+    }
 
 
 def _symbols(formula: Formula) -> dict[str, int]:
@@ -88,8 +107,17 @@ def _print_tables(counts: dict[str, Any]) -> None:
     )
     _print_sizes(counts["formula"], "simulator by the paper's formulas")
     print(f"in all, by the paper's formulas: {counts['formula'][-1]['total']:,} parameters")
-    if counts["constructed"]:
-        _print_sizes(counts["constructed"], "simulator as constructed")
+    for built in counts["constructed"]:
+        tied = "tied blocks" if built["tie_blocks"] else "a block for every layer"
+        _print_sizes(built["modules"], f"simulator as constructed: layout {built['layout']}, {tied}")
+        print(
+            f"{built['structural']:,} constructed and {built['auxiliary']:,} that hold the auxiliary: "
+            f"{built['total']:,} parameters"
+        )
+        if built["differences_from_formula"]:
+            print("constructed minus formula, reason by reason:")
+            for reason, number in built["differences_from_formula"].items():
+                print(f"{number:>+16,}  {reason}")
     width = f"one inner product of width {symbols['dim_aux']}"
     print_table(_with_numbers(counts["strategies"], lambda number: f"{number:,}"), title=width)
 
@@ -97,7 +125,7 @@ def _print_tables(counts: dict[str, Any]) -> None:
 def _print_sizes(rows: Rows, title: str) -> None:
     """Sizes in a unit that keeps the table narrow enough for a terminal; JSON has the exact ones."""
     largest = max(value for row in rows for value in row.values() if type(value) is int)
-    name, unit = ("billions", 1e9) if largest >= 1e11 else ("millions", 1e6)
+    name, unit = next((name, unit) for name, unit, least in _UNITS if largest >= least)
     print_table(_with_numbers(rows, lambda number: f"{number / unit:,.3f}"), title=f"{title}, {name} of parameters")
 
 

@@ -93,7 +93,7 @@ def run(
     adapted: Annotated[
         Path | None, typer.Option(help="Use an update of `tint adapt` and train no further: all of the text is scored.")
     ] = None,
-    engine: Annotated[str, typer.Option(help="fast, reference or oracle; they agree.")] = "fast",
+    engine: Annotated[str, typer.Option(help="fast, simulator, reference or oracle; they agree.")] = "fast",
     dtype: Dtype = "float32",
     generate: Annotated[int, typer.Option(min=0, help="Continue the text by so many tokens, greedily.")] = 0,
     top: Annotated[int, typer.Option(min=0, help="How many of the most changed tokens to show.")] = 8,

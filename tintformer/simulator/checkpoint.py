@@ -77,6 +77,15 @@ def load(directory: str | os.PathLike[str]) -> Simulator:
     return simulator
 
 
+def is_simulator(directory: Path) -> bool:
+    """Whether a directory holds a simulator, by its configuration alone."""
+    try:
+        config = json.loads((directory / CONFIG).read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.get("format") == FORMAT
+
+
 def _config(simulator: Simulator, *, full: bool) -> dict[str, Any]:
     model = simulator.auxiliary.model
     auxiliary = {key: value for key, value in model.config.to_dict().items() if not key.startswith("_")}

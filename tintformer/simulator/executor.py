@@ -15,7 +15,7 @@ from tintformer.rule.movement import movable
 from tintformer.simulator.geometry import Cut
 from tintformer.simulator.modules.attention import Scene
 from tintformer.simulator.modules.head import Lesson
-from tintformer.simulator.regions import Phase
+from tintformer.simulator.regions import Phase, regions
 from tintformer.simulator.tokens import Tokens, cut_tokens, total
 from tintformer.simulator.wiring import Placed
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tintformer.simulator.simulator import Simulator
 
 Watch = Callable[[Placed, Phase, dict[str, Tensor]], None]
+"""Told of every module before it runs: the op, the phase, and what stands in its regions, `[B, N, T, Dslot]` each."""
 
 
 class SimulatorExecutor:
@@ -164,5 +165,12 @@ class SimulatorExecutor:
         return Cut(width, self.simulator.geometry.dim_aux)
 
     def _show(self, op: Placed, phase: Phase, values: list[Tensor]) -> None:
-        if self.watch is not None:
-            self.watch(op, phase, {str(number): value for number, value in enumerate(values)})
+        if self.watch is None:
+            return
+        names = regions(self.simulator.places[op.name], phase, self.simulator.rule)
+        if isinstance(
+            op, Attend
+        ):  # its pieces stand in regions of their own, those of others in embeddings side by side
+            values = [piece for value in values for piece in value.split(1, dim=1)]
+        # Values come in the order of the regions; the ones that a module does not read are last and have no region.
+        self.watch(op, phase, dict(zip(names, values, strict=False)))

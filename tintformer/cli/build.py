@@ -1,0 +1,140 @@
+"""`tint build`: construct the simulator of a model and write it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tintformer.cli.learning import made_with, open_model, plain_warnings, print_rate, settle_rule
+from tintformer.cli.options import Dtype, Model, RuleOptions, Text, with_rule_options
+from tintformer.cli.output import Json, print_json, print_table
+from tintformer.errors import InputError, LoadError
+
+if TYPE_CHECKING:
+    from tintformer.auxiliary.description import Auxiliary
+    from tintformer.rates import RateChoice
+    from tintformer.rule.learning_rule import LearningRule
+    from tintformer.simulator.simulator import Simulator
+
+Layout = Annotated[str, typer.Option(help="lean (small) or paper (the sizes of the paper's table).")]
+Stack = Annotated[int, typer.Option(help="Rows of a matrix in one prefix token (S in the paper).")]
+Untied = Annotated[bool, typer.Option("--untied", help="Modules of its own for every layer, not one block looped.")]
+Attention = Annotated[str, typer.Option(help="linear, or softmax: every linear attention by softmax attentions.")]
+
+
+@with_rule_options
+def build(
+    model: Model,
+    text: Text = None,
+    *,
+    rule: RuleOptions,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Directory to write; made if it is not there.")],
+    layout: Layout = "lean",
+    stack: Stack = 4,
+    untied: Untied = False,
+    attention: Attention = "linear",
+    full: Annotated[bool, typer.Option("--full", help="Write every constructed tensor, not only the weights.")] = False,
+    file: Annotated[Path | None, typer.Option(help="A text to find the learning rate on.")] = None,
+    dtype: Dtype = "float32",
+    json: Json = False,
+) -> None:
+    """Construct the transformer that trains MODEL in its forward pass, and write it to a directory.
+
+    The learning rate is a weight of the simulator: give it, or a TEXT on which it is found.
+    """
+    if rule.auto and text is None and file is None:
+        raise InputError("the learning rate is built in: give --learning-rate, or a text to find it on")
+    rule.build()
+    _check_directory(output)
+    with plain_warnings():
+        auxiliary = open_model(model, dtype)
+        from tintformer.simulator.simulator import build as construct
+
+        settled, choice = _settle(auxiliary, rule, model, text, file)
+
+        simulator = construct(
+            auxiliary, settled, layout=layout, stack=stack, tie_blocks=not untied, attention=attention
+        )
+        _write(simulator, model, output, full=full)
+    record = {**made_with(auxiliary, settled, choice), **_sizes(simulator, output)}
+    if json:
+        print_json(record)
+    else:
+        _print(record)
+
+
+def _settle(
+    auxiliary: Auxiliary, options: RuleOptions, model: str, text: str | None, file: Path | None
+) -> tuple[LearningRule, RateChoice | None]:
+    if not options.auto:
+        return options.build(), None
+    import torch
+
+    from tintformer.text import encode, find_tokenizer, read_text
+
+    input_ids = torch.tensor([encode(find_tokenizer(model), read_text(text, file)).input_ids])
+    return settle_rule(options, auxiliary, input_ids, torch.ones_like(input_ids, dtype=torch.bool))
+
+
+def _check_directory(output: Path) -> None:
+    """Refuse before the work what must not be replaced after it."""
+    from tintformer.simulator.checkpoint import is_simulator
+
+    if output.exists() and not output.is_dir():
+        raise InputError(f"cannot write {output}: it is a file; give a directory")
+    if output.is_dir() and any(output.iterdir()) and not is_simulator(output):
+        raise InputError(f"{output} holds files that are no simulator; give a new directory")
+    parent = output.absolute().parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise InputError(f"cannot write {output}: {parent} is no directory that can be written to")
+
+
+def _write(simulator: Simulator, model: str, output: Path, *, full: bool) -> None:
+    """Write beside the target and rename, so that the directory is there whole or not at all."""
+    from tintformer.text import find_tokenizer
+
+    temporary, old = (output.absolute().with_name(f".{output.name}.{os.getpid()}.{end}") for end in ("new", "old"))
+    try:
+        simulator.save_pretrained(temporary, full=full)
+        with suppress(LoadError):  # a model without a tokenizer is a model all the same
+            find_tokenizer(model).save_pretrained(str(temporary))
+        if output.exists():
+            os.replace(output, old)
+        os.replace(temporary, output)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _sizes(simulator: Simulator, output: Path) -> dict[str, Any]:
+    g = simulator.geometry
+    return {
+        "layout": g.layout,
+        "tie_blocks": simulator.construction.tie_blocks,
+        "stack": g.stack,
+        "shards": g.shards,
+        "dim_aux": g.dim_aux,
+        "dim_slot": g.dim_slot,
+        "dim_sim": g.dim_sim,
+        "num_heads": g.num_heads,
+        "num_prefix": g.num_prefix,
+        "structural": simulator.num_structural,
+        "auxiliary": simulator.num_auxiliary,
+        "output": str(output),
+        "bytes": sum(path.stat().st_size for path in output.iterdir()),
+    }
+
+
+def _print(record: dict[str, Any]) -> None:
+    tied = "tied blocks" if record["tie_blocks"] else "a block for every layer"
+    title = f"{record['model']}: layout {record['layout']}, {tied}"
+    names = ("stack", "shards", "dim_aux", "dim_slot", "dim_sim", "num_heads", "num_prefix")
+    print_table([{name: record[name] for name in names}], title=title)
+    print(f"{record['structural']:,} constructed parameters, {record['auxiliary']:,} that hold the model's weights")
+    print_rate(record)
+    print(f"wrote {record['output']} ({record['bytes'] / 1e6:.1f} MB)")
