@@ -1,5 +1,7 @@
 """Errors and warnings of the package: one base class, one clear line each, with the cause and the remedy."""
 
+from __future__ import annotations
+
 
 class TintError(ValueError):
     """Base of every error that bad input can cause; the command line prints it as one line and exits with 2."""
@@ -14,7 +16,14 @@ class RuleError(TintError):
 
 
 class DivergenceError(TintError):
-    """Learning that left the range of numbers; the message names the layer and op where it happened."""
+    """Learning that left the range of numbers; the message names where it happened."""
+
+    @classmethod
+    def at(cls, where: str, learning_rate: float, when: str = "") -> DivergenceError:
+        return cls(
+            f"{where} contains NaN or infinity{when}: learning_rate={learning_rate:g} is too large for this text; "
+            f"try {learning_rate / 4:g}"
+        )
 
 
 class LoadError(TintError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from tintformer.auxiliary.load import load
 from tintformer.auxiliary.ops import Weight
 from tintformer.batch import Batch
 from tintformer.engines.engine import EngineResult, compute_dtype, predict, to_parameters
-from tintformer.errors import InputError
+from tintformer.errors import DivergenceError, InputError
 from tintformer.output import Logits, TintOutput, positions_of
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator import checkpoint, prefix
@@ -28,7 +27,7 @@ from tintformer.simulator.modules.head import LossGradient
 from tintformer.simulator.primitives.primitive import constant
 from tintformer.simulator.primitives.vocabulary import FeedForward, Table
 from tintformer.simulator.regions import num_slots
-from tintformer.simulator.structure import Maker, Modules, signature, smallest
+from tintformer.simulator.structure import Maker, Modules, make_structure, module_name
 from tintformer.simulator.wiring import Place, Placed, places
 
 
@@ -64,9 +63,9 @@ class Simulator(nn.Module):
             stack=construction.stack,
             slots=num_slots(self.places.values(), rule),
         )
-        self.structure = nn.ModuleDict()
-        self._keys: dict[str, str] = {}
-        self._build_structure()
+        structure = make_structure(self._maker(), self.places.values(), tie_blocks=construction.tie_blocks)
+        self.structure = nn.ModuleDict(structure.modules)
+        self._keys = structure.keys
         self.prefix = nn.ParameterDict()
         self._write_prefix()
         self._build_ends()
@@ -106,6 +105,8 @@ class Simulator(nn.Module):
         executor = SimulatorExecutor(self, batch)
         untrained = walk.forward_pass(executor, self.auxiliary) if before else None
         x = walk.train_in_the_pass(executor, self.auxiliary, self.rule)
+        if not bool(torch.isfinite(x.data.sum())):
+            raise DivergenceError.at("the stream at the head", self.rule.learning_rate)
         return EngineResult(
             after=predict(batch, x.data[:, 0], logits_at, self.head),
             before=None if untrained is None else predict(batch, untrained.data[:, 0], logits_at, self.head),
@@ -131,8 +132,7 @@ class Simulator(nn.Module):
 
     def prefix_of(self, op: Placed) -> Tensor | None:
         """The prefix tokens that hold an op's weights before any step; None for an op without weights."""
-        name = _module_name(op.name)
-        return dict(self.prefix.items()).get(name)
+        return self.prefix.get(module_name(op.name))
 
     def weights_in(self, op: Placed, tokens: Tensor) -> dict[Weight, Tensor]:
         """What prefix tokens of an op hold, as weights of the auxiliary."""
@@ -151,55 +151,37 @@ class Simulator(nn.Module):
 
     # Building.
 
-    def _build_structure(self) -> None:
+    def _maker(self) -> Maker:
         num_blocks = len(self.auxiliary.blocks)
-        first_trained = num_blocks - self.rule.num_trained(num_blocks)
-        maker = Maker(
+        return Maker(
             layout=Layout(self.geometry),
             rule=self.rule,
             weigh=self.construction.weigh(self.dtype),
             transposition=self.construction.transposition,
-            tiny=smallest(self.dtype),
+            dtype=self.dtype,
+            first_trained=num_blocks - self.rule.num_trained(num_blocks),
         )
-        made: dict[tuple[Any, ...], str] = {}
-        for place in self.places.values():
-            role = re.sub(r"^blocks\.\d+", "block", place.role) if self.construction.tie_blocks else place.role
-            identity = role, signature(place, self.rule)
-            if identity not in made:
-                same_role = sum(other == role for other, _ in made)
-                made[identity] = _module_name(role if not same_role else f"{role}.{same_role + 1}")
-            key = made[identity]
-            trained = place.block >= first_trained if place.block is not None else place.role.startswith("final")
-            shared = dict(self.structure.items()).get(key)
-            assert shared is None or isinstance(shared, Modules)
-            self.structure[key] = maker.make(place, trained=trained, shared=shared).to(self.dtype)
-            self._keys[place.op.name] = key
 
     def _write_prefix(self) -> None:
         for place in self.places.values():
             tokens = prefix.write(place, self.geometry, self.dtype)
             if tokens is not None:
-                self.prefix[_module_name(place.op.name)] = constant(tokens)
+                self.prefix[module_name(place.op.name)] = constant(tokens)
 
     def _build_ends(self) -> None:
         embedding, head, dim_slot = self.auxiliary.embedding, self.auxiliary.head, self.geometry.dim_slot
-        rows = constant(embedding.tokens.read().detach().to(self.dtype))
-        head_rows = (
-            rows
-            if head.weight.source is embedding.tokens.source
-            else constant(head.weight.read().detach().to(self.dtype))
-        )
-        bias = None if head.bias is None else constant(head.bias.read().detach().to(self.dtype))
+        rows = self._shared(embedding.tokens)
+        head_rows = rows if head.weight.source is embedding.tokens.source else self._shared(head.weight)
+        bias = None if head.bias is None else self._shared(head.bias)
         self.embedding = Table(rows, dim_slot=dim_slot, scale=embedding.scale)
         self.positions = None
         if embedding.positions is not None:
-            self.positions = Table(constant(embedding.positions.read().detach().to(self.dtype)), dim_slot=dim_slot)
+            self.positions = Table(self._shared(embedding.positions), dim_slot=dim_slot)
         weigh = self.construction.weigh(self.dtype)
         self.loss_gradient = LossGradient(head_rows, bias, rule=self.rule, dim_slot=dim_slot, weigh=weigh)
         self.loss_gradient.to(self.dtype)
         self.head = FeedForward(head_rows, bias, "none")
 
-
-def _module_name(name: str) -> str:
-    """Names of modules and parameters must not hold dots."""
-    return name.replace(".", "/")
+    def _shared(self, weight: Weight) -> nn.Parameter:
+        """A frozen table of the auxiliary: its own memory, if it has the simulator's number format."""
+        return constant(weight.read().to(self.dtype))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,17 +45,24 @@ class Maker:
     rule: LearningRule
     weigh: Weigh
     transposition: Transposition
-    tiny: float
-    """The smallest normal number of the simulator's number format: the length of a zero vector."""
+    dtype: torch.dtype
+    first_trained: int
+    """Number of the first block that learns."""
 
-    def make(self, place: Place, *, trained: bool, shared: Modules | None) -> Modules:
+    @property
+    def tiny(self) -> float:
+        """The smallest normal number of the number format: the length of a zero vector."""
+        return torch.finfo(self.dtype).tiny
+
+    def make(self, place: Place, shared: Modules | None) -> Modules:
         """The modules of an op; what ops of the same role have made already is shared, what it lacks is added."""
+        trained = place.role.startswith("final") if place.block is None else place.block >= self.first_trained
         modules = Modules(self._forward(place)) if shared is None else shared
         if trained and modules.back is None and receives_gradient(place.op, self.rule):
             modules.back = self._backward(place)
         if trained and modules.descent is None:
             modules.descent = self._descent(place)
-        return modules
+        return modules.to(self.dtype)
 
     def _forward(self, place: Place) -> nn.Module:
         match place.op:
@@ -120,5 +129,29 @@ def signature(place: Place, rule: LearningRule) -> tuple[Any, ...]:
             return "attend", heads, op.scale, id(op.position), cuts
 
 
-def smallest(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).tiny
+@dataclass(frozen=True, kw_only=True)
+class Structure:
+    """All modules by name, and the name of each op's."""
+
+    modules: dict[str, Modules]
+    keys: dict[str, str]
+
+
+def make_structure(maker: Maker, places: Iterable[Place], *, tie_blocks: bool) -> Structure:
+    """Modules for every op; tied, those of one block serve all."""
+    structure = Structure(modules={}, keys={})
+    names: dict[tuple[Any, ...], str] = {}
+    for place in places:
+        role = re.sub(r"^blocks\.\d+", "block", place.role) if tie_blocks else place.role
+        identity = role, signature(place, maker.rule)
+        if identity not in names:
+            number = 1 + sum(other == role for other, _ in names)
+            names[identity] = module_name(role if number == 1 else f"{role}.{number}")
+        name = structure.keys[place.op.name] = names[identity]
+        structure.modules[name] = maker.make(place, structure.modules.get(name))
+    return structure
+
+
+def module_name(name: str) -> str:
+    """Names of modules and parameters must not hold dots."""
+    return name.replace(".", "/")

@@ -168,12 +168,8 @@ class FastExecutor:
             raise self._divergence("the stream at the head")
 
     def _divergence(self, where: str) -> DivergenceError:
-        rate = self.rule.learning_rate
         when = f" after step {self.step} of {self.rule.steps}" if self.step else ""
-        return DivergenceError(
-            f"{where} contains NaN or infinity{when}: learning_rate={rate:g} is too large for this text; "
-            f"try {rate / 4:g}"
-        )
+        return DivergenceError.at(where, self.rule.learning_rate, when)
 
     def _factors(self, x: Tensor, gradient: Tensor) -> Factors:
         if self.pooled:
