@@ -59,15 +59,15 @@ CASES: dict[str, Case] = {
     "4x256": SequenceCase(batch=4, tokens=256, num_train=128),
     "2x1024": SequenceCase(batch=2, tokens=1024, num_train=512),
     "few_shot": FewShotCase(num_examples=32, num_inputs=200, tokens=48, score_batch=25),
+    # Whether it fits in memory is the question, so once is enough.
+    "long": SequenceCase(
+        batch=1, tokens=4096, num_train=2048, contestants=("fast",), model="smollm2-135m", max_repetitions=1
+    ),
     "simulator": SequenceCase(
         batch=1,
         tokens=256,
         num_train=128,
         contestants=("forward", "explicit_rule", "explicit_block", "fast", "simulator", "simulator_paper"),
-    ),
-    # Whether it fits in memory is the question, so once is enough.
-    "long": SequenceCase(
-        batch=1, tokens=4096, num_train=2048, contestants=("fast",), model="smollm2-135m", max_repetitions=1
     ),
     "tiny": SequenceCase(batch=2, tokens=16, num_train=8),
     "tiny_few_shot": FewShotCase(num_examples=3, num_inputs=4, tokens=8, score_batch=2),

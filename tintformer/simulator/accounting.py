@@ -19,6 +19,8 @@ from tintformer.auxiliary.ops import Activation, Attend, Linear, Norm, Product
 from tintformer.errors import TintError
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator.formula import MAX_POSITIONS, Formula
+from tintformer.simulator.modules.affine import DiagonalDescent
+from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward
 from tintformer.simulator.primitives.attention import Bias, Positional
 from tintformer.simulator.primitives.linear import Combine, Constant, DimensionWise, Narrow, SplitWise
 from tintformer.simulator.primitives.norm import GroupNorm
@@ -33,7 +35,7 @@ KINDS: dict[type, str] = {
     Activation: "activation",
     Product: "product",
 }
-ENDS = "ends"
+ENDS, SCALES = "ends", "descent of norm scales"
 
 _PARTS: dict[type[nn.Module], str] = {
     DimensionWise: "maps between heads",
@@ -165,12 +167,16 @@ def _modules(simulator: Simulator) -> Iterator[tuple[str, Phase, nn.Module]]:
 
 def _parts(module: nn.Module) -> Iterator[tuple[str, int]]:
     """Parameters of a module by what they are; each owner's own, so that nothing counts twice."""
+    moving_scales = [each for each in module.modules() if isinstance(each, DiagonalDescent)]
+    of_scales = {id(each) for descent in moving_scales if descent.scale is not None for each in descent.scale.modules()}
     for owner in module.modules():
         for name, parameter in owner.named_parameters(recurse=False):
-            if isinstance(owner, Positional):
+            if id(owner) in of_scales or isinstance(owner, DiagonalDescent):
+                yield SCALES, parameter.numel()
+            elif isinstance(owner, Positional):
                 yield ("one-hot positions" if name == "table" else "switches"), parameter.numel()
             else:
-                yield _PARTS.get(type(owner), "diagonal gates"), parameter.numel()
+                yield _PARTS[type(owner)], parameter.numel()
 
 
 def _formula(simulator: Simulator) -> Formula | None:
@@ -200,6 +206,7 @@ def _differences(simulator: Simulator, formula: Formula) -> list[Difference]:
     positions = (g.num_prefix + MAX_POSITIONS) * g.head_dim
     second_map = g.head_dim * g.num_heads**2
     difference = 2 * formula.dim_sim * formula.num_heads
+    like_table = ("maps between heads", "switches", "homogeneous constants", "one-hot positions")
     reasons = {
         "slots padded for the homogeneous coordinate": num_modules * (4 * split + 3 * positions - q),
         "text positions other than 2048": num_modules * 3 * (g.max_tokens - MAX_POSITIONS) * g.head_dim,
@@ -209,8 +216,9 @@ def _differences(simulator: Simulator, formula: Formula) -> list[Difference]:
         "homogeneous constants": of("homogeneous constants"),
         "modules outside of the blocks, such as the final norm": (num_modules - 18 * layers) * q,
         "norm gradients by means and products, not by a wide layer": all_of("norm", "linear")
-        - sum(of(part) for part in ("maps between heads", "switches", "homogeneous constants", "one-hot positions"))
+        - sum(of(part) for part in (*like_table, SCALES))
         - 2 * layers * difference,
+        "descent of norm scales, which the table leaves out": of(SCALES),
         "attention over the auxiliary's own heads": all_of("attention") - 2 * layers * q,
         "descent of attention uses the backward module's value gradient": -layers * q,
         "activations and products need no linear layer": all_of("activation", "product")
@@ -222,6 +230,4 @@ def _differences(simulator: Simulator, formula: Formula) -> list[Difference]:
 
 def _num_linear(module: nn.Module) -> int:
     """How many attentions of the size Q a module has: one for a linear, one for a norm with its diagonal."""
-    from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward
-
     return sum(isinstance(inner, LinearForward | LinearBackward | LinearDescent) for inner in module.modules())

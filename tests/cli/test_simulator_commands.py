@@ -1,0 +1,111 @@
+# pyright: basic
+"""`tint build` and `tint params`, run as a user would."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import TEXT, save_model
+
+import tintformer as tint
+
+TINT = Path(sys.executable).with_name("tint")
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(TINT), *map(str, arguments)], capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def test_build_writes_what_from_pretrained_reads(model: Path, tmp_path: Path) -> None:
+    done = run("build", model, "-o", tmp_path / "sim", "--learning-rate", "1e-3", "--layers", 1, "--untied", "--json")
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    simulator = tint.Simulator.from_pretrained(tmp_path / "sim")
+    assert record["structural"] == simulator.num_structural
+    assert simulator.rule == tint.LearningRule(learning_rate=1e-3, layers=1)
+    ids = torch.arange(3, 15)[None]
+    direct = tint.build(str(model), simulator.rule, tie_blocks=False)(ids, train_mask=ids < 10)
+    assert torch.equal(simulator(ids, train_mask=ids < 10).logits, direct.logits)
+    assert (tmp_path / "sim" / "tokenizer.json").exists()
+    assert not list(tmp_path.glob(".*")), "a temporary directory was left behind"
+
+
+def test_build_finds_a_rate_on_a_text_and_writes_full(model: Path, tmp_path: Path) -> None:
+    done = run("build", model, TEXT, "-o", tmp_path / "sim", "--layout", "paper", "--stack", 2, "--full")
+    assert done.returncode == 0, done.stderr
+    assert "constructed parameters" in done.stdout and "learning rate" in done.stdout
+    assert tint.Simulator.from_pretrained(tmp_path / "sim").construction.layout == "paper"
+
+
+def test_build_replaces_a_simulator_and_nothing_else(model: Path, tmp_path: Path) -> None:
+    for rate in ("1e-3", "1e-4"):
+        assert run("build", model, "-o", tmp_path / "sim", "--learning-rate", rate).returncode == 0
+    assert tint.Simulator.from_pretrained(tmp_path / "sim").rule.learning_rate == 1e-4
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    done = run("build", model, "-o", tmp_path / "other", "--learning-rate", "1e-3")
+    assert done.returncode == 2 and "holds files that are no simulator" in done.stderr
+    assert (tmp_path / "other" / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "the learning rate is built in"),
+        (["--learning-rate", "1e-3", "--layout", "wide"], "layout='wide' is unknown"),
+        (["--learning-rate", "1e-3", "--stack", "0"], "stack=0 must be a whole number"),
+        (["--learning-rate", "1e-3", "--attention", "hard"], "attention='hard' is unknown"),
+        (["--learning-rate", "1e-3", "--layers", "9"], "layers=9 but the model has"),
+    ],
+)
+def test_build_refuses_in_one_line(model: Path, tmp_path: Path, options: list[str], message: str) -> None:
+    done = run("build", model, "-o", tmp_path / "sim", *options)
+    assert done.returncode == 2 and message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "sim").exists()
+
+
+def test_a_simulator_is_no_model(model: Path, tmp_path: Path) -> None:
+    assert run("build", model, "-o", tmp_path / "sim", "--learning-rate", "1e-3").returncode == 0
+    done = run("run", tmp_path / "sim", TEXT)
+    assert done.returncode == 2 and "holds a simulator, not a model" in done.stderr
+
+
+def test_run_has_the_simulator_as_an_engine(model: Path) -> None:
+    fast, simulator = (
+        json.loads(run("run", model, TEXT, "--learning-rate", "1e-3", "--engine", engine, "--json").stdout)
+        for engine in ("fast", "simulator")
+    )
+    assert simulator["engine"] == "simulator"
+    assert simulator["loss"] == pytest.approx(fast["loss"], abs=1e-5)
+    assert simulator["loss"] != simulator["loss_before"]
+
+
+def test_params_counts_known_sizes_offline(tmp_path: Path) -> None:
+    done = run("params", "facebook/opt-125m", "--json")
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout)
+    assert counts["formula"][-1]["total"] == 1_275_936_768
+    assert counts["symbols"]["linear"] == 5_013_504 and counts["symbols"]["split"] == 823_296
+    built = {(each["layout"], each["tie_blocks"]): each for each in counts["constructed"]}
+    assert built["lean", True]["structural"] == 461_758 and built["lean", False]["structural"] == 5_515_246
+    paper = built["paper", False]
+    assert sum(paper["differences_from_formula"].values()) == paper["structural"] - 1_275_936_768
+    assert {"memory tape", "attention copy", "prefix attention"} <= {row["name"] for row in counts["strategies"]}
+
+
+def test_params_prints_tables_and_refuses_in_one_line() -> None:
+    table = run("params", "EleutherAI/pythia-70m", "--layout", "lean").stdout
+    assert "simulator by the paper's formulas" in table and "as constructed" in table
+    done = run("params", "nobody/nothing")
+    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
