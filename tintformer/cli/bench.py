@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tintformer.cli.output import Json, print_json, print_table
+from tintformer.cli.output import Json, print_json, print_table, progress_bar
 
 QUICK: dict[str, Any] = {
     "models": ("tiny",),
@@ -72,7 +70,7 @@ def bench(
     if output is not None:
         check_output(output)
     records: list[dict[str, Any]] = []
-    with _progress() as progress:
+    with progress_bar() as progress:
         for measured in measure(settings, progress):
             records += measured
             if output is not None:
@@ -99,14 +97,3 @@ def _print_tables(records: list[dict[str, Any]]) -> None:
         for row in rows:
             if row["note"]:
                 print(f"{row['contestant']}: {row['note']}")
-
-
-@contextmanager
-def _progress() -> Generator[Callable[[str, float], None]]:
-    """A bar on standard error."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting", total=1.0)
-        yield lambda text, share: bar.update(task, description=text, completed=share)

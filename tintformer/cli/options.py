@@ -12,14 +12,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import typer
 
 from tintformer.errors import RuleError
-from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.learning_rule import PRESETS, LearningRule
 
 AUTO = "auto"
-PRESETS: dict[str, Callable[..., LearningRule]] = {
-    "default": LearningRule,
-    "paper": LearningRule.paper,
-    "full": LearningRule.full,
-}
 DTYPES = ("float32", "float64", "bfloat16")
 
 Model = Annotated[str, typer.Argument(help="A directory, or a hub id such as gpt2.", show_default=False)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -26,3 +27,14 @@ def print_table(rows: Sequence[Mapping[str, Any]], *, title: str | None = None) 
     for row in rows:
         table.add_row(*(f"{value:.6g}" if isinstance(value, float) else str(value) for value in row.values()))
     Console().print(table)
+
+
+@contextmanager
+def progress_bar() -> Generator[Callable[[str, float], None]]:
+    """A bar on standard error that is told what is being done and how much is behind it."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=1.0)
+        yield lambda text, share: bar.update(task, description=text, completed=share)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -147,3 +148,11 @@ def _require_number(name: str, value: Any, *, above: float = float("-inf"), at_l
 def _require_count(name: str, value: Any) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise RuleError(f"{name}={value!r} must be a whole number of at least 1")
+
+
+PRESETS: dict[str, Callable[..., LearningRule]] = {
+    "default": LearningRule,
+    "paper": LearningRule.paper,
+    "full": LearningRule.full,
+}
+"""Where a rule may start from, by name; each takes the knobs of `LearningRule`."""

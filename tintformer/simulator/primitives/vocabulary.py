@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tintformer.rule.head import softmax
 from tintformer.simulator.primitives.primitive import Primitive
 
 
@@ -44,5 +45,5 @@ class FeedForward(Primitive):
         if self.activation == "identity":
             hidden = functional.linear(x[:, :width], self.rows)
         else:
-            hidden = functional.linear(x[:, :width], self.rows, self.bias).softmax(-1)
+            hidden = softmax(functional.linear(x[:, :width], self.rows, self.bias))
         return functional.pad(hidden @ self.rows, (0, x.shape[-1] - width))
