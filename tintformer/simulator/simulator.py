@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool
@@ -75,27 +75,13 @@ class Simulator(nn.Module):
     # The pass.
 
     def forward(
-        self,
-        input_ids: Tensor,
-        *,
-        train_mask: Tensor,
-        attention_mask: Tensor | None = None,
-        loss_mask: Tensor | None = None,
-        segment_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        before: bool = False,
-        logits: Logits = "all",
+        self, input_ids: Tensor, *, before: bool = False, logits: Logits = "all", **masks: Tensor | None
     ) -> TintOutput:
-        """Train on the part under `train_mask`, each sequence on its own, and predict the rest; see `Tint`."""
-        batch = Batch.of(
-            self.auxiliary,
-            input_ids,
-            train_mask=train_mask,
-            attention_mask=attention_mask,
-            loss_mask=loss_mask,
-            segment_ids=segment_ids,
-            position_ids=position_ids,
-        )
+        """Train on the part under `train_mask`, each sequence on its own, and predict the rest.
+
+        The keywords are those of a call of `Tint`, masks included, and mean the same.
+        """
+        batch = Batch.of(self.auxiliary, input_ids, **cast(dict[str, Any], masks))
         result = self.run(batch, logits_at=positions_of(logits, batch), before=before)
         return TintOutput.of(batch, result.after, result.before, result.updates)
 
