@@ -39,6 +39,7 @@ def test_counting_on_shapes_equals_counting_on_weights(name: str) -> None:
     shapes = tint.parameters(meta_auxiliary(make_config(name), name), rule=make_rule("default"))
     built = count(tint.build(make_model(name), make_rule("default")))
     assert shapes == built
+    assert tint.parameters(tint.load(make_model(name)), rule=make_rule("default")) == built
 
 
 def test_opt_125m_reaches_the_bars() -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import tintformer
-from tintformer.cli import adapt, bench, build, demo, models, params, run, verify
+from tintformer.cli import adapt, bench, build, demo, inspect, models, params, run, verify
 
 app = typer.Typer(
     name="tint",
@@ -21,6 +21,7 @@ app.command("run")(run.run)
 app.command("adapt")(adapt.adapt)
 app.command("build")(build.build)
 app.command("params")(params.params)
+app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
 app.command("models")(models.models)
 app.command("bench")(bench.bench)

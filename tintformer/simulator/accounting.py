@@ -109,7 +109,10 @@ def parameters(model: Any, *, rule: LearningRule | None = None, **construction: 
     """
     from tintformer.auxiliary.known import meta_auxiliary, read_config
 
-    auxiliary = model if isinstance(model, Auxiliary) else meta_auxiliary(read_config(model), str(model))
+    if isinstance(model, Auxiliary):
+        auxiliary = model if model.device.type == "meta" else meta_auxiliary(model.model.config, model.name)
+    else:
+        auxiliary = meta_auxiliary(read_config(model), str(model))
     with torch.device("meta"):
         simulator = build(auxiliary, rule or LearningRule(learning_rate=1e-4), **construction)
     return count(simulator)

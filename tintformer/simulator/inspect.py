@@ -1,41 +1,30 @@
-"""The printer: how a simulator is laid out, and its stream decoded back into named quantities.
+"""The printer's first half: how a simulator is laid out, read from its table of regions and its modules.
 
-Nothing is computed here. Plans are read from the table of regions and from the modules themselves; quantities go into
-an embedding of the simulator's width and are read back from it by region, so what is printed is what the regions hold.
-B batch, N pieces, T tokens, W width of a quantity.
+What stands there while it runs is the other half, `observe`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
-from torch.nn import functional
 
-from tintformer import walk
 from tintformer.auxiliary.ops import Attend, Linear, Norm, Weight
-from tintformer.batch import Batch
-from tintformer.engines.engine import to_parameters
+from tintformer.rule.movement import moving
 from tintformer.simulator import prefix
-from tintformer.simulator.executor import SimulatorExecutor
+from tintformer.simulator.accounting import KINDS
 from tintformer.simulator.geometry import Cut, Geometry
-from tintformer.simulator.modules.affine import ReadRows, held
-from tintformer.simulator.modules.attention import ScoreGradient
-from tintformer.simulator.modules.differences import Difference
-from tintformer.simulator.modules.norm import ExactGradient
+from tintformer.simulator.modules.affine import held
 from tintformer.simulator.primitives.attention import Attention, Bias, Joined, Port, Positional
 from tintformer.simulator.primitives.linear import DimensionWise, SplitWise
-from tintformer.simulator.regions import PHASES, Phase, decode, encode, regions
+from tintformer.simulator.regions import PHASES, Phase, regions
 from tintformer.simulator.simulator import Simulator
-from tintformer.simulator.tokens import Tokens
+from tintformer.simulator.structure import receives_gradient
 from tintformer.simulator.wiring import Place, Placed
 
-Stage = Literal["forward", "backward", "descent", "updated"]
-"""`updated` is the forward pass with the weights that descent has left."""
 Keep = Callable[[Place], bool]
 
 
@@ -85,10 +74,10 @@ class PrefixPlan:
     """Pieces of the matrix: those of its rows, and those of its columns."""
     tokens: int
     """Prefix tokens of a piece."""
-    token: int
-    """The prefix token that is looked at, in the first piece."""
+    token: int | None
+    """The prefix token that is looked at, in the first piece; None where tokens have one row each."""
     holds: tuple[str, ...]
-    """What its slots hold, one after the other."""
+    """What its slots hold, one after the other; without a token, what the tokens hold."""
     bias: int | None
     """Coordinate of every slot that holds the bias; None without one, or where it is a token of its own."""
 
@@ -108,29 +97,9 @@ class OpPlan:
     modules: tuple[ModulePlan, ...]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Observation:
-    """What stood in the regions of a module when it ran."""
-
-    op: str
-    stage: Stage
-    step: int | None
-    """Step of descent; None below the trained blocks and in the pass with the updated weights."""
-    values: dict[str, Float[Tensor, "B T W"]]
-    """The quantities as the auxiliary knows them, by region: what the module is given, and what it makes on the way."""
-
-    @property
-    def phase(self) -> Phase:
-        """The direction of the module."""
-        return "forward" if self.stage == "updated" else self.stage
-
-
 def everything(place: Place) -> bool:
     """Keep all ops."""
     return True
-
-
-# The plan.
 
 
 def plan(simulator: Simulator, keep: Keep = everything, *, prefix_token: int = 0) -> list[OpPlan]:
@@ -140,10 +109,11 @@ def plan(simulator: Simulator, keep: Keep = everything, *, prefix_token: int = 0
     for place in filter(keep, simulator.places.values()):
         modules = simulator.modules_of(place.op)
         by_phase = dict(zip(PHASES, (modules.ahead, modules.back, modules.descent), strict=True))
+        used = _phases(simulator, place)
         result.append(
             OpPlan(
                 op=place.op.name,
-                kind=type(place.op).__name__.lower(),
+                kind=KINDS[type(place.op)],
                 block=place.block,
                 module=names[id(modules)],
                 widths=(place.into.width, place.out.width),
@@ -151,11 +121,27 @@ def plan(simulator: Simulator, keep: Keep = everything, *, prefix_token: int = 0
                 modules=tuple(
                     _module_plan(simulator, place, phase, module)
                     for phase, module in by_phase.items()
-                    if module is not None
+                    if module is not None and phase in used
                 ),
             )
         )
     return result
+
+
+def _phases(simulator: Simulator, place: Place) -> tuple[Phase, ...]:
+    """The directions in which the rule needs an op; what its modules have beyond is there for others."""
+    op, rule = place.op, simulator.rule
+    needed = True, receives_gradient(op, rule), bool(moving(rule, op))
+    trained = is_trained(simulator, place)
+    return tuple(phase for phase, used in zip(PHASES, needed, strict=True) if used and (trained or phase == "forward"))
+
+
+def is_trained(simulator: Simulator, place: Place) -> bool:
+    """Whether an op stands in a trained block or behind the last."""
+    if place.block is None:
+        return place.role.startswith("final")
+    num_blocks = len(simulator.auxiliary.blocks)
+    return place.block >= num_blocks - simulator.rule.num_trained(num_blocks)
 
 
 def _module_plan(simulator: Simulator, place: Place, phase: Phase, module: nn.Module) -> ModulePlan:
@@ -172,14 +158,14 @@ def region_table(simulator: Simulator, place: Place, phase: Phase) -> tuple[Regi
     dim_slot = simulator.geometry.dim_slot
     table: list[Region] = []
     for slot, name in enumerate(regions(place, phase, simulator.rule)):
-        cut, piece = _cut(place, phase, name)
+        cut, piece = cut_of(place, phase, name)
         width = min(cut.step, cut.width) if piece is None else min(cut.step, cut.width - piece * cut.step)
         pieces = cut.count if piece is None else 1
         table.append(Region(name=name, slot=slot, start=slot * dim_slot, width=width, pieces=pieces))
     return tuple(table)
 
 
-def _cut(place: Place, phase: Phase, name: str) -> tuple[Cut, int | None]:
+def cut_of(place: Place, phase: Phase, name: str) -> tuple[Cut, int | None]:
     """The cut of what a region holds and, for attention, whose pieces have regions of their own, the piece."""
     if isinstance(place.op, Attend):
         quantity, _, number = name.partition(" ")
@@ -218,7 +204,9 @@ def _side(port: Port | Joined) -> str | None:
 
 def _carries(port: Port | Joined) -> str:
     def name(part: Port) -> str:
-        return part.reads or ("constant" if isinstance(part.positional, Bias) else "one-hot position")
+        if part.reads is not None:
+            return part.reads.replace("_", " ")
+        return "constant" if isinstance(part.positional, Bias) else "one-hot position"
 
     return " and ".join(name(part) for part in _ports(port))
 
@@ -226,12 +214,14 @@ def _carries(port: Port | Joined) -> str:
 def _num_heads(port: Port | Joined) -> int:
     """Heads of a port, as far as its weights say."""
     counts = [1]
-    for part in port.modules():
-        match part:
-            case Bias():
-                counts.append(len(part.value))
-            case DimensionWise() | SplitWise():
-                counts.append(part.weight.shape[-2 if isinstance(part, DimensionWise) else 0])
+    for part in _ports(port):
+        if isinstance(part.positional, Bias):
+            counts.append(len(part.positional.value))
+        match list(part.factors)[-1:]:
+            case [DimensionWise() as last]:
+                counts.append(last.weight.shape[1])
+            case [SplitWise() as last]:
+                counts.append(last.weight.shape[0])
             case _:
                 pass
     return max(counts)
@@ -243,9 +233,8 @@ def _prefix_plan(simulator: Simulator, place: Place, token: int) -> PrefixPlan |
         return None
     _, num_in, _, num_out, num_tokens, _ = tokens.shape
     if isinstance(place.op, Norm) and simulator.geometry.layout == "lean":
-        names = held(place.op)
-        here = min(token, len(names) - 1)
-        return PrefixPlan(pieces=(1, num_in), tokens=num_tokens, token=here, holds=(names[here],), bias=None)
+        holds = tuple(held(place.op))
+        return PrefixPlan(pieces=(1, num_in), tokens=num_tokens, token=None, holds=holds, bias=None)
     here = min(token, num_tokens - 1)
     rows = prefix_rows(place, simulator.geometry)[0, here].tolist()
     return PrefixPlan(
@@ -270,124 +259,3 @@ def prefix_rows(place: Place, geometry: Geometry) -> Int[Tensor, "M K S"]:
     assert tokens is not None
     by_slot = prefix.tokens(tokens, geometry)[0].unflatten(-1, (geometry.stack, geometry.dim_slot))
     return by_slot[..., 0].long() - 1
-
-
-# The stream.
-
-
-def observe(simulator: Simulator, batch: Batch, keep: Keep = everything) -> tuple[list[Observation], dict[str, Tensor]]:
-    """Run the pass and decode what stands in the regions of every module, in the order in which they run.
-
-    Also how far the weights of the first sequence have moved, by Hugging Face name.
-    """
-    observer = _Observer(simulator, keep)
-    executor = SimulatorExecutor(simulator, batch, observer.see)
-    handles = [part.register_forward_hook(observer.hook(names)) for part, names in _makers(simulator.structure)]
-    try:
-        with torch.no_grad():
-            below, trained = walk.train(executor, simulator.auxiliary, simulator.rule)
-            observer.close()
-            observer.updated = True
-            walk.run_without_tape(executor, trained, below)
-            observer.close()
-    finally:
-        for handle in handles:
-            handle.remove()
-    return observer.seen, to_parameters(executor.changes(0))
-
-
-class _Observer:
-    """Collects the regions of one module after the other: what it is given, and what it makes on the way."""
-
-    def __init__(self, simulator: Simulator, keep: Keep):
-        self.simulator, self.keep = simulator, keep
-        self.seen: list[Observation] = []
-        self.updated = False
-        self._step, self._last = 1, "forward"
-        self._open: tuple[Place, Phase, dict[str, Tensor]] | None = None
-
-    def see(self, op: Placed, phase: Phase, values: dict[str, Tensor]) -> None:
-        """A module is about to run."""
-        self.close()
-        if phase == "forward" and self._last != "forward":
-            self._step += 1
-        self._last = phase
-        place = self.simulator.places[op.name]
-        self._open = (place, phase, dict(values)) if self.keep(place) else None
-
-    def hook(self, names: tuple[str | None, ...]) -> Callable[[nn.Module, Any, Any], None]:
-        """Keeps what a part of the running module leaves in regions: one name for each of its outputs, or none."""
-
-        def note(part: nn.Module, inputs: Any, output: Any) -> None:
-            if self._open is None:
-                return
-            place, _, values = self._open
-            outputs = output if isinstance(output, tuple) else (output,)
-            given = held(place.op) if isinstance(part, ReadRows) and isinstance(place.op, Norm) else names
-            values.update({name: each for name, each in zip(given, outputs, strict=True) if name is not None})
-
-        return note
-
-    def close(self) -> None:
-        """The module has run."""
-        if self._open is None:
-            return
-        (place, phase, values), self._open = self._open, None
-        self.seen.append(
-            Observation(
-                op=place.op.name,
-                stage="updated" if self.updated else phase,
-                step=None if self.updated or not self._is_trained(place) else self._step,
-                values=decoded(self.simulator, place, phase, values),
-            )
-        )
-
-    def _is_trained(self, place: Place) -> bool:
-        if place.block is None:
-            return place.role.startswith("final")
-        num_blocks = len(self.simulator.auxiliary.blocks)
-        return place.block >= num_blocks - self.simulator.rule.num_trained(num_blocks)
-
-
-def _makers(structure: nn.Module) -> Iterator[tuple[nn.Module, tuple[str | None, ...]]]:
-    """The parts of modules that fill regions by themselves, with the region of each output."""
-    for part in structure.modules():
-        match part:
-            case ReadRows():
-                yield part, ()  # scale and bias, or the one of them that the norm has
-            case ExactGradient():
-                yield part.invert, ("one over sigma",)
-                yield part.mean, ("mean",)
-            case Difference() if part.of_input is not None and part.of_direction is not None:
-                yield part.of_direction, (None, "length of gradient", None)
-                yield part.of_input, (None, "length of input", "one over length of input")
-            case ScoreGradient() if part.length is not None:
-                yield part.length, (None, "length of gradient", None)
-            case _:
-                pass
-
-
-def decoded(simulator: Simulator, place: Place, phase: Phase, values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Put the regions of a module into one embedding, and read them back by name.
-
-    Piece p of every value stands in embedding p; where one value has fewer pieces than another, its slot is empty.
-    """
-    names = regions(place, phase, simulator.rule)
-    live = {name: values[name] for name in names if name in values}
-    batch, pieces, tokens = (max(value.shape[axis] for value in live.values()) for axis in range(3))
-    embedding = encode(
-        {
-            name: functional.pad(value, (0, 0, 0, 0, 0, pieces - value.shape[1])).expand(batch, -1, tokens, -1)
-            for name, value in live.items()
-        },
-        names,
-        simulator.geometry,
-    )
-    slots = decode(embedding, names, simulator.geometry)
-    return {name: _plain(slots[name], *_cut(place, phase, name)) for name in live}
-
-
-def _plain(slot: Float[Tensor, "B N T Dslot"], cut: Cut, piece: int | None) -> Float[Tensor, "B T W"]:
-    if piece is None:
-        return Tokens(slot[:, : cut.count], cut).plain()
-    return slot[:, 0, :, : min(cut.step, cut.width - piece * cut.step)]

@@ -1,0 +1,287 @@
+"""`tint inspect`: how the simulator of a model is laid out, and what stands in its regions while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tintformer.cli.inspect_text import print_record
+from tintformer.cli.learning import finite, made_with, open_model, plain_warnings, settle_rule
+from tintformer.cli.options import Dtype, RuleOptions, Text, given_names, with_rule_options
+from tintformer.cli.output import Json, print_json
+from tintformer.cli.run import TRAIN_FRACTION, Split
+from tintformer.errors import InputError, LoadError
+
+if TYPE_CHECKING:
+    import torch
+
+    from tintformer.auxiliary.description import Auxiliary
+    from tintformer.rates import RateChoice
+    from tintformer.rule.learning_rule import LearningRule
+    from tintformer.simulator.inspect import Keep
+    from tintformer.simulator.observe import Observation
+    from tintformer.simulator.simulator import Simulator
+
+TOKENS = 24
+FIGURES_OF = "facebook/opt-125m"
+"""Figures are drawn for this shape where no model is given."""
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """What is shown."""
+
+    block: int | None = None
+    everything: bool = False
+    token: int | None = None
+    prefix_token: int = 0
+    first: int = 4
+
+    def __post_init__(self) -> None:
+        if self.everything and self.block is not None:
+            raise InputError("--all and --block contradict each other; give one of them")
+
+    def keep(self, auxiliary: Auxiliary) -> Keep:
+        """Which ops are shown: those of one block, all, or the last block and what stands outside of the blocks."""
+        num_blocks = len(auxiliary.blocks)
+        if self.block is not None and not 0 <= self.block < num_blocks:
+            raise InputError(f"--block {self.block}: {auxiliary.name} has the blocks 0 to {num_blocks - 1}")
+        shown = (None, num_blocks - 1) if self.block is None else (self.block,)
+        return lambda place: self.everything or place.block in shown
+
+    def token_of(self, num_tokens: int, num_train: int) -> int:
+        """The text token to show: as asked for, or the last one that predicts a training target."""
+        if self.token is not None and self.token >= num_tokens:
+            raise InputError(f"--token {self.token}: the text has the tokens 0 to {num_tokens - 1}")
+        return num_train - 2 if self.token is None else self.token
+
+
+@with_rule_options
+def inspect(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="A directory, or a hub id such as gpt2; only --figures goes without.", show_default=False),
+    ] = None,
+    text: Text = None,
+    *,
+    rule: RuleOptions,
+    file: Annotated[Path | None, typer.Option(help="Read the text from a file; - is standard input.")] = None,
+    values: Annotated[bool, typer.Option("--values", help="Run the pass, on a short text if none is given.")] = False,
+    layout: Annotated[
+        str | None, typer.Option(help="lean (small, the default) or paper (the sizes of the paper's table).")
+    ] = None,
+    stack: Annotated[
+        int | None, typer.Option(help="Rows of a matrix in one prefix token (S in the paper); 4 by default.")
+    ] = None,
+    untied: Annotated[bool, typer.Option("--untied", help="Modules of its own for every block.")] = False,
+    attention: Annotated[
+        str | None, typer.Option(help="linear (the default), or softmax: every linear attention by softmax attentions.")
+    ] = None,
+    block: Annotated[
+        int | None, typer.Option(help="Show this block alone; default: the last, and what is outside of the blocks.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Show all blocks.")] = False,
+    token: Annotated[
+        int | None, typer.Option(min=0, help="The text token to show; default: the last that predicts a target.")
+    ] = None,
+    prefix_token: Annotated[int, typer.Option(min=0, help="The prefix token to show.")] = 0,
+    first: Annotated[int, typer.Option(min=0, help="How many coordinates of each quantity to show.")] = 4,
+    tokens: Annotated[int, typer.Option(min=4, help="Use at most so many tokens of the text.")] = TOKENS,
+    train_fraction: Annotated[
+        float | None, typer.Option(help=f"Share of the tokens that is trained on; {TRAIN_FRACTION} by default.")
+    ] = None,
+    train_tokens: Annotated[int | None, typer.Option(help="Number of tokens that are trained on, instead.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help=f"Draw the construction into this directory; without MODEL, of {FIGURES_OF}.")
+    ] = None,
+    dtype: Dtype = "float32",
+    json: Json = False,
+) -> None:
+    """Show how a model's simulator is laid out: modules, regions, heads, prefix tokens, parameters.
+
+    With a text, or --values, the pass runs, and the stream is decoded back into named quantities, module by module.
+    """
+    asked = {"layout": layout, "stack": stack, "tie_blocks": False if untied else None, "attention": attention}
+    knobs = {name: value for name, value in asked.items() if value is not None}
+    view = View(block=block, everything=everything, token=token, prefix_token=prefix_token, first=first)
+    split = Split(train_fraction=train_fraction, train_tokens=train_tokens)
+    rule.build()
+    if figures is not None:
+        record = draw_figures(figures, model or FIGURES_OF, dtype)
+    elif model is None:
+        raise InputError("there is no model: give a directory or a hub id such as gpt2")
+    else:
+        subject = Subject(model=model, dtype=dtype, rule=rule, knobs=knobs)
+        if text is None and file is None and not values:
+            record = plan_record(subject.shapes(), view, None)
+        else:
+            with plain_warnings():
+                record = run_and_observe(subject, read(text, file), tokens, split, view)
+    if json:
+        print_json(record)
+    else:
+        print_record(record)
+
+
+def read(text: str | None, file: Path | None) -> str:
+    """The text to run on: what was given, or the one that `tint verify` reads too."""
+    from tintformer.text import read_text
+    from tintformer.verify.settings import TEXT
+
+    return TEXT if text is None and file is None else read_text(text, file)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is inspected: a model and the knobs of its simulator, or a simulator that `tint build` has written."""
+
+    model: str
+    dtype: str
+    rule: RuleOptions
+    knobs: Record
+
+    def __post_init__(self) -> None:
+        given = [*given_names(self.rule), *(f"--{name}".replace("tie_blocks", "untied") for name in self.knobs)]
+        if self.is_built and given:
+            raise InputError(f"{self.model} is a simulator already, so leave out {', '.join(given)}")
+
+    @property
+    def is_built(self) -> bool:
+        from tintformer.simulator.checkpoint import is_simulator
+
+        return is_simulator(Path(self.model).expanduser())
+
+    def shapes(self) -> Simulator:
+        """The simulator; of a model only the shapes, where its configuration is enough."""
+        if self.is_built:
+            return self._stored()
+        return self._build(open_for_plan(self.model, self.dtype), self.rule.build())
+
+    def load(self) -> Simulator | Auxiliary:
+        """The simulator that was written, or the model, with its weights."""
+        return self._stored() if self.is_built else open_model(self.model, self.dtype)
+
+    def settle(
+        self, loaded: Simulator | Auxiliary, input_ids: torch.Tensor, train_mask: torch.Tensor
+    ) -> tuple[Simulator, RateChoice | None]:
+        """The simulator of what was loaded, and what its learning rate was chosen from, if it was to be found."""
+        from tintformer.auxiliary.description import Auxiliary
+
+        if not isinstance(loaded, Auxiliary):
+            return loaded, None
+        rule, choice = settle_rule(self.rule, loaded, input_ids, train_mask)
+        return self._build(loaded, rule), choice
+
+    def _stored(self) -> Simulator:
+        import transformers
+
+        from tintformer.simulator.simulator import Simulator
+
+        transformers.logging.set_verbosity_error()
+        return Simulator.from_pretrained(Path(self.model).expanduser())
+
+    def _build(self, auxiliary: Auxiliary, rule: LearningRule) -> Simulator:
+        from tintformer.simulator.simulator import build
+
+        with auxiliary.device:  # without weights it is made of shapes alone
+            return build(auxiliary, rule, **self.knobs)
+
+
+def open_for_plan(model: str, dtype: str) -> Auxiliary:
+    """A model without its weights, from its configuration; with them where there is no configuration to be had."""
+    from tintformer.auxiliary.known import meta_auxiliary, read_config
+
+    try:
+        config = read_config(model)
+    except LoadError:
+        return open_model(model, dtype)
+    return meta_auxiliary(config, model)
+
+
+def draw_figures(directory: Path, model: str, dtype: str) -> Record:
+    """Write the figures of the construction."""
+    try:
+        import matplotlib as _  # noqa: F401 (asked for here, so that its absence is one clear line)
+    except ImportError:
+        raise InputError("figures need matplotlib: pip install 'tintformer[plot]'") from None
+    from tintformer.simulator.figures import draw
+
+    return {"model": model, "figures": [str(path) for path in draw(open_for_plan(model, dtype), directory)]}
+
+
+def plan_record(simulator: Simulator, view: View, choice: RateChoice | None) -> Record:
+    """The identity of a simulator, its sizes and the plan of what is shown."""
+    from tintformer.simulator.inspect import plan
+
+    g = simulator.geometry
+    sizes = ("dim_aux", "dim_slot", "slots", "dim_sim", "stack", "shards", "num_prefix", "num_heads", "head_dim")
+    keep = view.keep(simulator.auxiliary)
+    return {
+        **made_with(simulator.auxiliary, simulator.rule, choice),
+        "construction": asdict(simulator.construction),
+        "geometry": {name: getattr(g, name) for name in sizes},
+        "blocks": len(simulator.auxiliary.blocks),
+        "parameters": {"structural": simulator.num_structural, "auxiliary": simulator.num_auxiliary},
+        "ops": [asdict(op) for op in plan(simulator, keep, prefix_token=view.prefix_token)],
+    }
+
+
+def run_and_observe(subject: Subject, content: str, tokens: int, split: Split, view: View) -> Record:
+    """The plan, and what stood in the regions of every module while the pass ran on a text."""
+    import torch
+
+    from tintformer.batch import Batch
+    from tintformer.simulator.observe import observe
+    from tintformer.text import encode, find_tokenizer
+
+    loaded = subject.load()
+    encoded = encode(find_tokenizer(subject.model), content)
+    input_ids = torch.tensor([encoded.input_ids[:tokens]])
+    num_tokens = input_ids.shape[1]
+    num_train = split.of(num_tokens)
+    shown = view.token_of(num_tokens, num_train)
+    train_mask = torch.arange(num_tokens)[None] < num_train
+    simulator, choice = subject.settle(loaded, input_ids, train_mask)
+    plan = plan_record(simulator, view, choice)
+    batch = Batch.of(simulator.auxiliary, input_ids, train_mask=train_mask)
+    observations, moved = observe(simulator, batch, view.keep(simulator.auxiliary))
+    return {
+        **plan,
+        "text": {
+            "tokens": num_tokens,
+            "train_tokens": num_train,
+            "token": shown,
+            "token_text": encoded.tokens[shown],
+        },
+        "observations": [observation_record(simulator, each, shown, view.first) for each in observations],
+        "moved": {name: finite(_rms(change)) for name, change in moved.items()},
+    }
+
+
+def observation_record(simulator: Simulator, observation: Observation, token: int, first: int) -> Record:
+    """What one module had in its regions; numbers of the token alone, none where it took no part."""
+    from tintformer.simulator.inspect import region_table
+
+    rows: list[Record] = []
+    for region in region_table(simulator, simulator.places[observation.op], observation.phase):
+        row = asdict(region) | {"shape": None, "rms": None, "first": []}
+        if region.name in observation.values:
+            value = observation.values[region.name]
+            row["shape"] = list(value.shape[1:])
+            if token < value.shape[1]:
+                row |= {"rms": finite(_rms(value[0, token])), "first": _numbers(value[0, token, :first])}
+        rows.append(row)
+    return {"op": observation.op, "stage": observation.stage, "step": observation.step, "regions": rows}
+
+
+def _rms(value: torch.Tensor) -> float:
+    return float(value.double().square().mean().sqrt())
+
+
+def _numbers(values: torch.Tensor) -> list[float | None]:
+    return [finite(number) for number in values.tolist()]
