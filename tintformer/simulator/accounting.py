@@ -22,6 +22,7 @@ from tintformer.simulator.formula import MAX_POSITIONS, Formula
 from tintformer.simulator.modules.affine import DiagonalDescent
 from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward
 from tintformer.simulator.primitives.attention import Bias, Positional
+from tintformer.simulator.primitives.gate import FixedGate
 from tintformer.simulator.primitives.linear import Combine, Constant, DimensionWise, Narrow, SplitWise
 from tintformer.simulator.primitives.norm import GroupNorm
 from tintformer.simulator.primitives.position import Distance, Rotate
@@ -174,7 +175,7 @@ def _parts(module: nn.Module) -> Iterator[tuple[str, int]]:
     of_scales = {id(each) for descent in moving_scales if descent.scale is not None for each in descent.scale.modules()}
     for owner in module.modules():
         for name, parameter in owner.named_parameters(recurse=False):
-            if id(owner) in of_scales or isinstance(owner, DiagonalDescent):
+            if id(owner) in of_scales or isinstance(owner, FixedGate):
                 yield SCALES, parameter.numel()
             elif isinstance(owner, Positional):
                 yield ("one-hot positions" if name == "table" else "switches"), parameter.numel()

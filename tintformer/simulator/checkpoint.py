@@ -70,7 +70,11 @@ def load(directory: str | os.PathLike[str]) -> Simulator:
     if metadata.get("config") != _hash(config):
         raise LoadError(f"{path / WEIGHTS} was written with another {CONFIG}: the two files do not belong together")
     auxiliary = _rebuild_auxiliary(config, tensors, path)
-    simulator = Simulator(auxiliary, LearningRule(**config["learning_rule"]), Construction(**config["construction"]))
+    try:
+        rule, construction = LearningRule(**config["learning_rule"]), Construction(**config["construction"])
+        simulator = Simulator(auxiliary, rule, construction)
+    except (TintError, TypeError) as error:
+        raise LoadError(f"{path / CONFIG} describes a simulator that cannot be built here: {error}") from error
     stored = {name[len(STRUCTURE) :]: tensor for name, tensor in tensors.items() if name.startswith(STRUCTURE)}
     if config["full"]:
         _check_structure(stored, _constructed(simulator), path / WEIGHTS)
@@ -155,6 +159,7 @@ def _read_tensors(file: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 
 
 def _rebuild_auxiliary(config: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> Auxiliary:
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM
 
     settings = dict(config["auxiliary"])
@@ -162,7 +167,7 @@ def _rebuild_auxiliary(config: dict[str, Any], tensors: dict[str, Tensor], path:
         auxiliary_config = AutoConfig.for_model(settings.pop("model_type"), **settings)
         with torch.random.fork_rng(devices=[]):
             model: Any = AutoModelForCausalLM.from_config(auxiliary_config, dtype=getattr(torch, config["dtype"]))
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, StrictDataclassError) as error:
         raise LoadError(f"cannot rebuild the auxiliary of {path}: {error}") from error
     stored = {name[len(AUXILIARY) :]: tensor for name, tensor in tensors.items() if name.startswith(AUXILIARY)}
     wanted = _state(model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -54,8 +54,11 @@ class Construction:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise InputError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(allowed)}")
-        if self.softmax_epsilon is not None and not 0 < self.softmax_epsilon < 1:
-            raise InputError(f"softmax_epsilon={self.softmax_epsilon!r} must lie between 0 and 1")
+        if self.tie_blocks not in (True, False):
+            raise InputError(f"tie_blocks={self.tie_blocks!r} must be true or false")
+        epsilon: Any = self.softmax_epsilon
+        if epsilon is not None and not (isinstance(epsilon, float) and 0 < epsilon < 1):
+            raise InputError(f"softmax_epsilon={epsilon!r} must be a number between 0 and 1")
 
     def weigh(self, dtype: torch.dtype) -> Weigh:
         """How a linear attention turns scores into weights."""

@@ -70,6 +70,12 @@ class Cut:
         return -(-self.width // self.step)
 
 
+def groups_in_pieces(cut: Cut, size: int) -> list[int]:
+    """How many groups of that size each piece holds; the last piece may hold fewer."""
+    num_groups, in_piece = cut.width // size, max(1, cut.step // size)
+    return [min(in_piece, num_groups - piece * in_piece) for piece in range(cut.count)]
+
+
 def derive(auxiliary: Auxiliary, *, layout: LayoutName, stack: int, slots: int) -> Geometry:
     """The geometry for an auxiliary; `slots` is what its modules need at least."""
     if layout not in ("lean", "paper"):
@@ -79,7 +85,7 @@ def derive(auxiliary: Auxiliary, *, layout: LayoutName, stack: int, slots: int) 
     width = auxiliary_width(auxiliary)
     if stack > width:
         raise InputError(
-            f"stack={stack} is more than the {width} rows of the auxiliary's matrices; use {DEFAULT_STACK}"
+            f"stack={stack} is more than the {width} rows of the auxiliary's matrices; use at most {width}"
         )
     # The paper has min(S^2, heads of the auxiliary) heads; a row is then read in S' = H / S parts.
     num_heads = max(attend.num_heads for attend in auxiliary.attentions())

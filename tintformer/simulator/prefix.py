@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tintformer.auxiliary.ops import Linear, Norm, Weight
-from tintformer.simulator.geometry import Cut, Geometry
+from tintformer.simulator.geometry import Cut, Geometry, groups_in_pieces
 from tintformer.simulator.wiring import Place
 
 Prefix = Float[Tensor, "1 N H M K d"]
@@ -102,9 +102,10 @@ def _norm_values(op: Norm) -> list[Tensor]:
 
 def _tiled(value: Float[Tensor, " size"], place: Place, geometry: Geometry) -> Float[Tensor, "N Dslot"]:
     """A copy of the value for every group of every piece."""
-    in_piece = max(1, place.into.step // len(value)) if len(value) < place.into.width else 1
-    row = functional.pad(value.repeat(in_piece), (0, geometry.dim_slot - in_piece * len(value)))
-    return row.repeat(place.into.count, 1)
+    rows = value.new_zeros(place.into.count, geometry.dim_slot)
+    for row, num_groups in zip(rows, groups_in_pieces(place.into, len(value)), strict=True):
+        row[: num_groups * len(value)] = value.repeat(num_groups)
+    return rows
 
 
 def _diagonal(op: Norm, rows: list[Tensor], geometry: Geometry) -> Prefix:

@@ -15,9 +15,8 @@ from tintformer.auxiliary.ops import Norm
 from tintformer.simulator.layouts import Layout
 from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward, by_heads
 from tintformer.simulator.primitives.attention import Attention, Bias, Port, Positional, Weigh
-from tintformer.simulator.primitives.gate import Gate, Gated
+from tintformer.simulator.primitives.gate import FixedGate, Gated
 from tintformer.simulator.primitives.linear import DimensionWise
-from tintformer.simulator.primitives.primitive import constant
 
 Pieces = Float[Tensor, "B N T Dslot"]
 RowPrefix = Float[Tensor, "B N 1 1 R Dslot"]
@@ -160,13 +159,13 @@ class DiagonalDescent(nn.Module):
             )
             g = layout.geometry
             rows = torch.eye(g.dim_slot, dtype=torch.float64).view(g.stack, g.num_prefix, g.shards, g.head_dim)
-            self.diagonal = constant(rows.transpose(1, 2).reshape(1, 1, g.num_heads, 1, g.num_prefix, g.head_dim))
-            self.gate = Gate()
+            diagonal = rows.transpose(1, 2).reshape(1, 1, g.num_heads, 1, g.num_prefix, g.head_dim)
+            self.gate = FixedGate(diagonal)
 
     def forward(self, gradients: dict[str, Pieces], prefix: Tensor) -> Tensor:
         if self.scale is not None:
             sums = self.scale({}, {"gradients": by_heads(gradients["scale"], self.layout)})
-            prefix = torch.add(prefix, self.gate(sums, self.diagonal))
+            prefix = torch.add(prefix, self.gate(sums))
         if self.bias is None:
             return prefix
         dy = gradients["bias"]

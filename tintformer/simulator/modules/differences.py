@@ -35,7 +35,7 @@ class Difference(nn.Module):
         step = rule.difference_step(scheme)
         behind, width = (0.0, 1.0) if scheme == "first_order" else (-step, 2.0)
         self.before = Combine(torch.tensor([[1.0, step], [1.0, behind]], dtype=torch.float64))
-        self.after = Combine(torch.tensor([[1.0, -1.0]], dtype=torch.float64) / (width * step))
+        self.after = Combine(torch.tensor([[1.0, -1.0]], dtype=torch.float64), 1 / (width * step))
         self.relative = rule.epsilon_mode == "relative"
         self.of_input, self.of_direction = (Length(groups, tiny) if self.relative else None for _ in range(2))
         self.product = Gated()

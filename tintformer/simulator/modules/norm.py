@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tintformer.auxiliary.ops import Norm
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.simulator.geometry import Cut
+from tintformer.simulator.geometry import Cut, groups_in_pieces
 from tintformer.simulator.layouts import Layout
 from tintformer.simulator.modules.affine import affine_backward, affine_descent, affine_forward
 from tintformer.simulator.modules.differences import Difference
@@ -92,7 +92,7 @@ class NormDescent(nn.Module):
         self.moves_bias = op.bias is not None
         self.normalise = Normalise(op, groups) if moves_scale else None
         self.product = Gated() if moves_scale else None
-        self.pool = Pool(groups) if op.num_groups > 1 else None
+        self.pool = Pool(cut, groups) if op.num_groups > 1 else None
         self.affine = affine_descent(op, layout, rule.learning_rate, weigh, moves_scale=moves_scale)
 
     def forward(self, dy: Pieces, x: Pieces, prefix: Tensor) -> Tensor:
@@ -107,13 +107,13 @@ class NormDescent(nn.Module):
 class Pool(nn.Module):
     """Groups that share one scale send it the sum of their gradients, and all their copies of it move alike."""
 
-    def __init__(self, groups: Groups):
+    def __init__(self, cut: Cut, groups: Groups):
         super().__init__()
-        copies = torch.zeros(groups.size, groups.dim_slot, dtype=torch.float64)
-        copies[:, : groups.in_piece * groups.size] = torch.eye(groups.size, dtype=torch.float64).repeat(
-            1, groups.in_piece
-        )
+        one = torch.eye(groups.size, dtype=torch.float64)
+        copies = torch.zeros(cut.count, groups.size, groups.dim_slot, dtype=torch.float64)
+        for piece, num_groups in zip(copies, groups_in_pieces(cut, groups.size), strict=True):
+            piece[:, : num_groups * groups.size] = one.repeat(1, num_groups)
         self.gather, self.copy = Narrow(copies), Narrow(copies.mT.clone())
 
     def forward(self, x: Pieces) -> Pieces:
-        return self.copy(self.gather(x).sum(1, keepdim=True)).expand_as(x)
+        return self.copy(self.gather(x).sum(1, keepdim=True))

@@ -36,9 +36,8 @@ class Positional(Primitive):
         """How many positions take part; the others (those of the text) have rows of zeros."""
 
     def forward(self) -> Float[Tensor, "1 1 H 1 positions d"]:
-        rows = self.table[: self.used]
-        # A map that all heads share is multiplied once for all of them.
-        by_head = rows[None] if len(self.switches) == 1 else self.switches[:, None, None] * rows
+        # A map that all heads share is switched, and later multiplied, once for all of them.
+        by_head = self.switches[:, None, None] * self.table[: self.used]
         return by_head[None, None, :, None]
 
 

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tintformer.rule.activation import FUNCTIONS
-from tintformer.simulator.primitives.primitive import Primitive
+from tintformer.simulator.primitives.primitive import Primitive, constant
 
 
 class Activation(Primitive):
@@ -34,6 +34,17 @@ class Gated(Primitive):
         self, left: Float[Tensor, "*#shape D"], right: Float[Tensor, "*#shape D"]
     ) -> Float[Tensor, "*#shape D"]:
         return left * (right if self.function is None else self.function(right))
+
+
+class FixedGate(Primitive):
+    """Lets coordinates pass, or not: multiplies by a constant 0 or 1."""
+
+    def __init__(self, opening: Tensor):
+        super().__init__()
+        self.opening = constant(opening)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.opening
 
 
 class Gate(Primitive):

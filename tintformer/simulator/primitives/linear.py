@@ -40,30 +40,38 @@ class SplitWise(Primitive):
 
 
 class Narrow(Primitive):
-    """An ordinary linear map with few rows or few columns: sums over coordinates, and spreads of one number."""
+    """An ordinary linear map with few rows or few columns: sums over coordinates, and spreads of one number.
 
-    def __init__(self, weight: Float[Tensor, "out_ in_"]):
+    One matrix for all pieces, or one for each.
+    """
+
+    def __init__(self, weight: Float[Tensor, "*pieces out_ in_"]):
         super().__init__()
         self.weight = constant(weight)
 
-    def forward(self, x: Float[Tensor, "*shape in_"]) -> Float[Tensor, "*shape out_"]:
+    def forward(self, x: Float[Tensor, "*shape in_"]) -> Float[Tensor, "*result out_"]:
         return x @ self.weight.mT
 
 
 class Combine(Primitive):
-    """Adds multiples of whole regions: the linear layer in front of a difference, and the one behind it."""
+    """Adds multiples of whole regions: the linear layer in front of a difference, and the one behind it.
 
-    def __init__(self, weight: Float[Tensor, "out_ in_"]):
+    The sum is scaled at the end: a difference of equal numbers is then exactly zero, and one of close numbers keeps
+    its digits.
+    """
+
+    def __init__(self, weight: Float[Tensor, "out_ in_"], scale: float = 1.0):
         super().__init__()
         self.weight = constant(weight)
+        self.scale = None if scale == 1.0 else constant(torch.tensor(scale, dtype=torch.float64))
 
     def forward(self, *regions: Float[Tensor, "*shape Dslot"]) -> tuple[Float[Tensor, "*shape Dslot"], ...]:
         rows: list[Tensor] = []
         for row in self.weight:
             term = regions[0] * row[0]
             for factor, region in zip(row[1:], regions[1:], strict=True):
-                term = torch.addcmul(term, region, factor)
-            rows.append(term)
+                term = term + region * factor
+            rows.append(term if self.scale is None else term * self.scale)
         return tuple(rows)
 
 

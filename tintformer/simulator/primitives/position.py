@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -21,7 +23,7 @@ class Rotate(Primitive):
     def forward(
         self, heads: Float[Tensor, "B N H M T d"], positions: Int[Tensor, "B T"]
     ) -> Float[Tensor, "B N H M T d"]:
-        by = rotation(self.rotary, positions, heads.dtype)
+        by = rotation(replace(self.rotary, inverse_frequencies=self.frequencies), positions, heads.dtype)
         return rotate(heads, by, interleaved=self.rotary.interleaved, inverse=self.inverse)
 
 
