@@ -189,13 +189,13 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "half a stack": ({"stack": 2.5}, "stack=2.5 must be a whole number of at least 1"),
     "true stack": ({"stack": True}, "stack=True must be a whole number of at least 1"),
     "stack in words": ({"stack": "4"}, "stack='4' must be a whole number of at least 1"),
-    "too large a stack": ({"stack": 13}, "stack=13 is more than the 12 rows of the auxiliary's matrices; use 4"),
+    "too large a stack": ({"stack": 13}, "stack=13 is more than the 12 rows of the auxiliary's matrices; use at most 12"),
     "attention": ({"attention": "hard"}, "attention='hard' is unknown; choose one of linear, softmax"),
     "form": ({"softmax_form": "triple"}, "softmax_form='triple' is unknown; choose one of pair, printed"),
     "transposition": ({"transposition": "x"}, "transposition='x' is unknown; choose one of scores, stored"),
-    "step of nothing": ({"softmax_epsilon": 0.0}, "softmax_epsilon=0.0 must lie between 0 and 1"),
-    "step of one": ({"softmax_epsilon": 1}, "softmax_epsilon=1 must lie between 0 and 1"),
-    "step in words": ({"softmax_epsilon": "small"}, "softmax_epsilon='small' must lie between 0 and 1"),
+    "step of nothing": ({"softmax_epsilon": 0.0}, "softmax_epsilon=0.0 must be a number between 0 and 1"),
+    "step of one": ({"softmax_epsilon": 1}, "softmax_epsilon=1 must be a number between 0 and 1"),
+    "step in words": ({"softmax_epsilon": "small"}, "softmax_epsilon='small' must be a number between 0 and 1"),
     "tie in words": ({"tie_blocks": "no"}, "tie_blocks='no' "),
 }
 
