@@ -189,7 +189,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "half a stack": ({"stack": 2.5}, "stack=2.5 must be a whole number of at least 1"),
     "true stack": ({"stack": True}, "stack=True must be a whole number of at least 1"),
     "stack in words": ({"stack": "4"}, "stack='4' must be a whole number of at least 1"),
-    "too large a stack": ({"stack": 13}, "stack=13 is more than the 12 rows of the auxiliary's matrices; use at most 12"),
+    "too large a stack": (
+        {"stack": 13},
+        "stack=13 is more than the 12 rows of the auxiliary's matrices; use at most 12",
+    ),
     "attention": ({"attention": "hard"}, "attention='hard' is unknown; choose one of linear, softmax"),
     "form": ({"softmax_form": "triple"}, "softmax_form='triple' is unknown; choose one of pair, printed"),
     "transposition": ({"transposition": "x"}, "transposition='x' is unknown; choose one of scores, stored"),
