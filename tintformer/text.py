@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tintformer.bundled import bundled_directory
 from tintformer.errors import InputError, LoadError
 
 MIN_TOKENS = 4
@@ -62,10 +63,12 @@ def _not_empty(text: str, source: str) -> str:
 
 
 def find_tokenizer(name: str) -> Any:
-    """The tokenizer that belongs to a model: from its directory or its GGUF file, or from the cache or the hub."""
+    """The tokenizer of a model: from its directory or its GGUF file, from the package, or from the cache or the hub."""
     directory = Path(name).expanduser()
     if directory.exists():
         return _usable(_open(str(directory), _local_options(directory)), name)
+    if bundled := bundled_directory(name):
+        return _usable(_open(str(bundled), _local_options(bundled)), name)
     try:
         return _usable(_open(name, {"local_files_only": True}), name)
     except LoadError:

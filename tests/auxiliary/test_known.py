@@ -198,3 +198,7 @@ def test_a_configuration_that_cannot_be_built() -> None:
     config.n_head = 5
     with pytest.raises(tint.LoadError, match="transformers cannot build model from its configuration"):
         meta_auxiliary(config, "model")
+
+
+def test_bundled_models_are_known_too() -> None:
+    assert read_config("nano-llama").num_key_value_heads == 2

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tintformer.auxiliary.checkpoints import CHECKPOINTS
+from tintformer.bundled import bundled_directory
 from tintformer.errors import LoadError
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def known_config(name: str) -> PretrainedConfig | None:
 
 
 def read_config(name_or_path: str | os.PathLike[str]) -> PretrainedConfig:
-    """The configuration of a supported model: a directory with config.json, a JSON file, or a known name.
+    """The configuration of a supported model: a directory with config.json, a JSON file, a bundled or a known name.
 
     What exists on disk comes first, as for `load`. Nothing is fetched.
     """
@@ -46,6 +47,8 @@ def read_config(name_or_path: str | os.PathLike[str]) -> PretrainedConfig:
 
     name = os.fspath(name_or_path)
     path = Path(name).expanduser()
+    if not path.exists():
+        path = bundled_directory(name) or path
     config = _read_path(path) if path.exists() else known_config(name)
     if config is None:
         raise LoadError(

@@ -1,63 +1,157 @@
-"""`tint demo`: see a model learn inside its own forward pass, offline."""
+"""`tint demo`: see two trained models learn inside their own forward pass, offline."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from tintformer.cli.output import Json, print_json, print_table
+import typer
 
-TEXT = (
-    "The lamp in the harbour is red. The boat in the harbour is blue. "
-    "The keeper of the lamp is Ada. The keeper of the boat is Ben. "
-    "Ada lights the red lamp. Ben sails the blue boat. "
-    "The lamp in the harbour is red. The boat in the harbour is blue. "
-    "Ada keeps the lamp. Ben keeps the boat."
-)
+from tintformer.cli.learning import open_model, plain_warnings
+from tintformer.cli.output import Json, print_json, print_table, progress_bar
+
+if TYPE_CHECKING:
+    from tintformer.auxiliary.description import Auxiliary
+
+SHOWN = (("nano-gpt2", "address"), ("nano-llama", "visit"))
+"""Bundled models, and the text that each of them reads."""
+GAINS = 5
+"""Tokens listed of those that gained most."""
 
 
-def demo(json: Json = False) -> None:
-    """Train a tiny, randomly initialised model inside one forward pass and score the rest of a text.
+def demo(
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Also write a report of each text into this directory.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Train the bundled models inside one forward pass on the first part of a text, and score the rest.
 
-    The model has random weights: what it shows is that the pass learns, and that the engines agree with plain
-    autograd (the oracle) on what it learns. It knows no language.
+    The same text is scored by the model as it is, after explicit fine-tuning, by the fast engine and by the constructed
+    simulator. Nothing is downloaded.
     """
-    results = run_demo()
+    if output is not None:
+        from tintformer.report import check_directory
+
+        for model, _ in SHOWN:
+            check_directory(output / model)
+    results: list[dict[str, Any]] = []
+    with plain_warnings(), progress_bar() as progress:
+        for number, (model, text) in enumerate(SHOWN):
+            progress(f"{model} reads {text}", number / len(SHOWN))
+            results.append(show(model, text, output))
     if json:
         print_json(results)
-        return
-    print_table(results["engines"], title=f"{results['model']}, {results['tokens']} tokens (bytes), {results['rule']}")
-    print(f"largest difference of an engine's update from the oracle's: {results['update_difference']:.1e}")
-    print("note: random weights; the loss falls because the first part of the text is learnt inside the pass")
+    else:
+        for result in results:
+            _print(result)
 
 
-def run_demo() -> dict[str, Any]:
-    """All engines on the demo's text: loss in nats before and after, and how far their updates differ."""
+def show(model: str, name: str, output: Path | None = None) -> dict[str, Any]:
+    """One model on one text: losses four ways, how far they agree, and how large everything is."""
     import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
 
-    from tintformer import LearningRule, Tint
+    from tintformer.bundled import read_text
+    from tintformer.rates import choose_rate
+    from tintformer.rule.learning_rule import LearningRule
+    from tintformer.simulator.formula import Formula
+    from tintformer.simulator.simulator import build
+    from tintformer.text import encode, find_tokenizer
+    from tintformer.tint import Tint
 
-    torch.manual_seed(0)
-    config = GPT2Config(vocab_size=256, n_positions=512, n_embd=64, n_layer=4, n_head=4, bos_token_id=0, eos_token_id=0)
-    model = GPT2LMHeadModel(config).double().eval()
-    ids = torch.tensor([list(TEXT.encode())])
-    train = torch.zeros_like(ids, dtype=torch.bool)
-    train[:, : 2 * ids.shape[1] // 3] = True
-    rule = LearningRule(learning_rate=0.02, steps=4)
-
-    rows: list[dict[str, Any]] = []
-    updates: list[dict[str, torch.Tensor]] = []
-    for engine in ("fast", "reference", "oracle"):
-        out = Tint(model, rule, engine=engine)(ids, train_mask=train, before=True, logits="none")
-        assert out.loss is not None and out.loss_before is not None
-        rows.append({"engine": engine, "loss_before": float(out.loss_before), "loss_after": float(out.loss)})
-        updates.append(out.updates())
-    *ours, truth = updates
-    difference = max(float((update[name] - truth[name]).abs().max()) for update in ours for name in truth)
-    return {
-        "model": "tiny GPT-2 with random weights (not a trained model)",
-        "tokens": ids.shape[1],
-        "rule": f"{rule.steps} steps, rate {rule.learning_rate}, all layers",
-        "engines": rows,
-        "update_difference": difference,
+    auxiliary, tokenizer, text = open_model(model, "float32"), find_tokenizer(model), read_text(name)
+    encoded = encode(tokenizer, text)
+    ids = torch.tensor([encoded.input_ids])
+    num_train = ids.shape[1] // 2
+    train = torch.arange(ids.shape[1])[None] < num_train
+    choice = choose_rate(auxiliary, LearningRule(learning_rate=0.0), ids, train)
+    rule = LearningRule(learning_rate=choice.rate)
+    fast = Tint(auxiliary, rule)(ids, train_mask=train, before=True, logits="evaluation")
+    simulator = build(auxiliary, rule)
+    built = simulator(ids, train_mask=train, logits="evaluation")
+    assert fast.loss is not None and fast.loss_before is not None and built.loss is not None
+    assert fast.token_loss_before is not None and fast.logits is not None and built.logits is not None
+    losses = {
+        "the model as it is": float(fast.loss_before),
+        "explicit fine-tuning": explicit_loss(auxiliary, ids, num_train),
+        "inside the pass, fast engine": float(fast.loss),
+        "inside the pass, constructed simulator": float(built.loss),
     }
+    gains = (fast.token_loss_before - fast.token_loss)[0]
+    best = gains.argsort(descending=True)[:GAINS].tolist()
+    result = {
+        "model": model,
+        "text": name,
+        "tokens": ids.shape[1],
+        "train_tokens": num_train,
+        "learning_rate": rule.learning_rate,
+        "losses": losses,
+        "perplexities": {way: float(torch.tensor(loss).exp()) for way, loss in losses.items()},
+        "engines_differ_by": float((fast.logits - built.logits).abs().max()),
+        "cosine": cosine(auxiliary, ids, train),
+        "auxiliary": auxiliary.model.num_parameters(),
+        "simulator": simulator.num_structural,
+        "paper": Formula.of(auxiliary.model.config).total,
+        "gained_most": [{"token": encoded.tokens[at], "nats": float(gains[at])} for at in best],
+        "report": None,
+    }
+    if output is not None:
+        from tintformer.report import collect, write
+
+        found = collect(auxiliary, rule, text, encoded, tokenizer, train_tokens=num_train, choice=choice)
+        result["report"] = str(write(found, output / model))
+    return result
+
+
+def explicit_loss(auxiliary: Auxiliary, ids: Any, num_train: int) -> float:
+    """Fine-tuning of all block weights by autograd and SGD, at its own best rate inside the training part."""
+    import torch
+
+    from tintformer.bench.explicit import Explicit, block_names
+    from tintformer.rates import choose_rate
+    from tintformer.rule.learning_rule import LearningRule
+
+    train = torch.arange(ids.shape[1])[None] < num_train
+    choice = choose_rate(auxiliary, LearningRule.full(learning_rate=0.0), ids, train)
+    tuner = Explicit(auxiliary.model, block_names(auxiliary), choice.rate)
+    return float(tuner.tune_each(ids, num_train).mean())
+
+
+def cosine(auxiliary: Auxiliary, ids: Any, train: Any) -> float:
+    """Between the simulated gradient and the true one, over all parameters of the blocks and the final norm."""
+    import torch
+
+    from tintformer.rule.learning_rule import LearningRule
+    from tintformer.tint import Tint
+
+    true, ours = (
+        Tint(auxiliary, make(learning_rate=1e-3))(ids, train_mask=train, logits="none").updates()
+        for make in (LearningRule.full, LearningRule)
+    )
+    flat = [(true[name].flatten(), ours.get(name, torch.zeros_like(true[name])).flatten()) for name in true]
+    left, right = (torch.cat(side).double() for side in zip(*flat, strict=True))
+    return float(torch.cosine_similarity(left, right, dim=0))
+
+
+def _print(result: dict[str, Any]) -> None:
+    title = (
+        f"{result['model']} reads {result['text']}: {result['train_tokens']} of {result['tokens']} tokens trained on, "
+        f"rate {result['learning_rate']:.2g}"
+    )
+    rows = [
+        {"the rest of the text, scored by": way, "nats per token": f"{loss:.4f}", "perplexity": f"{perplexity:.2f}"}
+        for (way, loss), perplexity in zip(result["losses"].items(), result["perplexities"].values(), strict=True)
+    ]
+    print_table(rows, title=title)
+    print(f"fast engine and simulator: logits differ by {result['engines_differ_by']:.1e} at most")
+    print(f"simulated and true gradient: cosine {result['cosine']:.3f} over all block parameters")
+    print(
+        f"sizes: model {result['auxiliary']:,}, simulator's structure {result['simulator']:,} "
+        f"(the paper's construction: {result['paper']:,})"
+    )
+    gained = ", ".join(f"{each['token']!r} {each['nats']:.2f}" for each in result["gained_most"])
+    print(f"gained most, in nats: {gained}")
+    if result["report"]:
+        print(f"report: {result['report']}")
+    before, *_, after = result["perplexities"].values()
+    print(f"{result['model']}: perplexity {before:.2f} -> {after:.2f}\n")

@@ -1,0 +1,19 @@
+"""The small pretrained models that ship with the package; `training/` in the repository holds their recipe."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+BUNDLED = ("nano-gpt2", "nano-llama")
+"""Names that `load` and `find_tokenizer` know without a hub; a local directory of the same name wins."""
+
+
+def bundled_directory(name: str) -> Path | None:
+    """Where a bundled model lies, or nothing for any other name."""
+    return Path(str(files(__name__) / name)) if name in BUNDLED else None
+
+
+def read_text(name: str) -> str:
+    """One of the texts that the demo reads."""
+    return (Path(str(files(__name__))) / "texts" / f"{name}.txt").read_text(encoding="utf-8").rstrip()
