@@ -72,7 +72,7 @@ def check_output(directory: Path) -> None:
     try:
         import matplotlib  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError as error:
-        raise BenchError("--output draws a figure and needs matplotlib: pip install 'tintformer[plot]'") from error
+        raise BenchError("--output draws a figure and needs matplotlib: pip install matplotlib") from error
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:

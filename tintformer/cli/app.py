@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import tintformer
-from tintformer.cli import adapt, bench, build, demo, inspect, models, params, run, verify
+from tintformer.cli import adapt, bench, build, demo, inspect, models, params, report, run, verify
 
 app = typer.Typer(
     name="tint",
@@ -18,6 +18,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
+app.command("report")(report.report)
 app.command("adapt")(adapt.adapt)
 app.command("build")(build.build)
 app.command("params")(params.params)

@@ -208,7 +208,7 @@ def draw_figures(directory: Path, model: str, dtype: str) -> Record:
     try:
         import matplotlib as _  # noqa: F401 (asked for here, so that its absence is one clear line)
     except ImportError:
-        raise InputError("figures need matplotlib: pip install 'tintformer[plot]'") from None
+        raise InputError("figures need matplotlib: pip install matplotlib") from None
     from tintformer.simulator.figures import draw
 
     return {"model": model, "figures": [str(path) for path in draw(open_for_plan(model, dtype), directory)]}

@@ -1,4 +1,4 @@
-"""Figures of the construction, drawn from the tensors and tables of built simulators; needs the extra `plot`."""
+"""Figures of the construction, drawn from the tensors and tables of built simulators."""
 
 from __future__ import annotations
 

@@ -1,0 +1,226 @@
+"""`collect`: run a text and gather what a report shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tintformer.auxiliary.description import Auxiliary
+from tintformer.batch import Batch
+from tintformer.errors import InputError
+from tintformer.output import TintOutput
+from tintformer.rates import RateChoice
+from tintformer.report.alignment import LIMIT, Cosine, cosines
+from tintformer.report.pieces import Piece, Words, cut
+from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.movement import movable
+from tintformer.text import Encoded
+from tintformer.tint import Tint
+from tintformer.verify.gradients import parameters
+from tintformer.verify.lockstep import split_name
+
+ALTERNATIVES = 5
+"""The most likely tokens that are kept of each prediction."""
+
+Progress = Callable[[str, float], None]
+"""Hears what is being done, and the share of the work that is behind it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """A token that could have come next."""
+
+    word: str
+    probability: float
+    actual: bool
+    """Whether it is the token that did come."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredToken:
+    """One token of the evaluation part, and what was predicted in its place."""
+
+    position: int
+    loss_before: float
+    """In nats."""
+    loss: float
+    top_before: tuple[Alternative, ...]
+    """The most likely tokens, best first."""
+    top: tuple[Alternative, ...]
+
+    @property
+    def change(self) -> float:
+        return self.loss - self.loss_before
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateNorm:
+    """How far the parameters of one op have moved."""
+
+    layer: int | None
+    """Its block; None outside of them."""
+    matrix: str
+    """The op: `value`, `up`, `final.norm`; a bias belongs to its matrix."""
+    norm: float
+    """Root of the summed squares of the change."""
+    relative: float | None
+    """The same, relative to the parameters that moved; None where those were zero."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Report:
+    """What a report shows."""
+
+    auxiliary: Auxiliary
+    rule: LearningRule
+    engine: str
+    choice: RateChoice | None
+    """What the rate was chosen from; None if it was given."""
+    train_tokens: int
+    pieces: tuple[Piece, ...]
+    """The whole text, token by token."""
+    scored: tuple[ScoredToken, ...]
+    """The evaluation part."""
+    updates: tuple[UpdateNorm, ...]
+    cosines: tuple[Cosine, ...]
+    """The whole first, then the blocks; empty if they were left out."""
+    no_cosines: str
+    """Why they were left out."""
+
+    @property
+    def loss_before(self) -> float:
+        """Mean over the evaluation part, in nats per token."""
+        return math.fsum(token.loss_before for token in self.scored) / len(self.scored)
+
+    @property
+    def loss(self) -> float:
+        return math.fsum(token.loss for token in self.scored) / len(self.scored)
+
+    @property
+    def standard_error(self) -> float | None:
+        """Of the mean change of loss, over tokens; None for a single one."""
+        count = len(self.scored)
+        if count < 2:
+            return None
+        mean = self.loss - self.loss_before
+        return math.sqrt(math.fsum((token.change - mean) ** 2 for token in self.scored) / (count - 1) / count)
+
+
+def collect(
+    auxiliary: Auxiliary,
+    rule: LearningRule,
+    text: str,
+    encoded: Encoded,
+    tokenizer: Any,
+    *,
+    train_tokens: int,
+    engine: str = "fast",
+    choice: RateChoice | None = None,
+    cosine: bool | None = None,
+    progress: Progress = lambda text, share: None,
+) -> Report:
+    """Train on the first `train_tokens` of a text inside the pass, score the rest before and after, and look inside.
+
+    `cosine` says whether the rule's gradient is compared with the exact one; None leaves that out for a large model.
+    """
+    progress("running the text", 0.0)
+    input_ids = torch.tensor([encoded.input_ids])
+    train_mask = torch.arange(input_ids.shape[1])[None] < train_tokens
+    out = Tint(auxiliary, rule, engine=engine)(input_ids, train_mask=train_mask, before=True, logits="evaluation")
+    if not bool(out.evaluation_mask.any()):
+        raise InputError(f"all {input_ids.shape[1]} tokens are trained on; leave at least 1 to evaluate")
+    scored = tuple(_scored(out, input_ids, Words(tokenizer)))
+    progress("measuring the update", 0.4)
+    updates = tuple(update_norms(auxiliary, rule, out.updates()))
+    reason = _no_cosines(auxiliary, cosine)
+    progress("comparing with the exact gradient", 0.5)
+    batch = Batch.of(auxiliary, input_ids, train_mask=train_mask)
+    return Report(
+        auxiliary=auxiliary,
+        rule=rule,
+        engine=engine,
+        choice=choice,
+        train_tokens=train_tokens,
+        pieces=cut(text, encoded.tokens),
+        scored=scored,
+        updates=updates,
+        cosines=() if reason else cosines(auxiliary, rule, batch),
+        no_cosines=reason,
+    )
+
+
+def _scored(out: TintOutput, input_ids: Tensor, words: Words) -> Iterator[ScoredToken]:
+    assert out.token_loss_before is not None
+    evaluated = out.evaluation_mask
+    targets: list[int] = input_ids[evaluated].tolist()
+    positions: list[int] = evaluated[0].nonzero().flatten().tolist()
+    tops = [_top(logits, targets, words) for logits in (out.logits_before, out.logits)]
+    before: list[float] = out.token_loss_before[evaluated].tolist()
+    after: list[float] = out.token_loss[evaluated].tolist()
+    for row, position in enumerate(positions):
+        yield ScoredToken(
+            position=position,
+            loss_before=before[row],
+            loss=after[row],
+            top_before=tops[0][row],
+            top=tops[1][row],
+        )
+
+
+def _top(logits: Tensor | None, targets: list[int], words: Words) -> list[tuple[Alternative, ...]]:
+    """The most likely tokens of each prediction; a row at a time, so that no second copy of all logits is made."""
+    assert logits is not None
+    found: list[tuple[Alternative, ...]] = []
+    for row, target in zip(logits, targets, strict=True):
+        best = row.float().softmax(-1).topk(min(ALTERNATIVES, row.shape[0]))
+        pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        found.append(
+            tuple(
+                Alternative(word=words.of(token), probability=value, actual=token == target) for value, token in pairs
+            )
+        )
+    return found
+
+
+def update_norms(auxiliary: Auxiliary, rule: LearningRule, updates: dict[str, Tensor]) -> Iterator[UpdateNorm]:
+    """The norm of every op's update, in the order of the forward pass; `updates` by Hugging Face's names."""
+    moving = set(movable(rule, auxiliary))
+    squares: dict[str, tuple[float, float]] = {}
+    for name, weight in parameters(auxiliary):
+        if weight in moving:
+            op = name.rpartition(".")[0]
+            change, size = squares.get(op, (0.0, 0.0))
+            moved = replace(weight, source=updates[weight.name]).read()
+            squares[op] = change + _square(moved), size + _square(weight.read())
+    for op, (change, size) in squares.items():
+        layer, matrix = split_name(op)
+        norm = math.sqrt(change)
+        relative = norm / math.sqrt(size) if size > 0 else None
+        yield UpdateNorm(layer=layer, matrix=matrix, norm=norm, relative=relative)
+
+
+def _square(tensor: Tensor) -> float:
+    return float(tensor.double().square().sum())
+
+
+def count_parameters(auxiliary: Auxiliary) -> int:
+    """The parameters of the model, a tied head counted once."""
+    return sum(parameter.numel() for parameter in auxiliary.model.parameters())
+
+
+def _no_cosines(auxiliary: Auxiliary, cosine: bool | None) -> str:
+    """Why the cosines are left out; empty if they are not."""
+    if cosine is False:
+        return "It was not asked for (--no-cosine)."
+    size = count_parameters(auxiliary)
+    if cosine is None and size > LIMIT:
+        return (
+            f"The model has {size / 1e6:.0f} million parameters; above {LIMIT // 10**6} million the exact gradient, "
+            "which takes several copies of it in float64, is computed only when asked for (--cosine)."
+        )
+    return ""

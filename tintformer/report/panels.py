@@ -1,0 +1,176 @@
+"""What each figure of a report shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tintformer.rates import CLEARLY_WORSE, RateChoice
+from tintformer.report.collect import Report, UpdateNorm
+from tintformer.report.theme import BETTER, FAINT, INK, MUTED, WORSE
+
+ORDER = (
+    "attention_norm",
+    "query",
+    "query_norm",
+    "key",
+    "key_norm",
+    "value",
+    "output",
+    "mlp_norm",
+    "gate",
+    "up",
+    "down",
+)
+"""Columns of the table of updates; others follow."""
+DARKEST = 0.6
+"""Opacity of the largest update's cell. More, and the number in it cannot be read."""
+
+
+def loss_panel(panel: Any, report: Report) -> None:
+    """Loss by position, smoothed, before and after; the gap between them is coloured by who is lower."""
+    positions = [token.position for token in report.scored]
+    window = smoothing_window(len(positions))
+    before = smooth([token.loss_before for token in report.scored], window)
+    after = smooth([token.loss for token in report.scored], window)
+    for colour, where in ((BETTER, _less(after, before)), (WORSE, _less(before, after))):
+        panel.fill_between(positions, before, after, where=where, interpolate=True, color=colour, alpha=0.22, lw=0)
+    panel.plot(positions, before, color=MUTED, lw=1.4, ls=(0, (4, 1.5)), label="before")
+    panel.plot(positions, after, color=BETTER, lw=1.8, label="after")
+    panel.set_xlabel("position in the text (tokens)")
+    panel.set_ylabel("nats per token")
+    panel.grid(axis="y", color=FAINT, lw=0.6)
+    panel.margins(x=0.01)
+    _legend_above(panel)
+
+
+def smoothing_window(count: int) -> int:
+    """Tokens in a moving mean: an odd number, about a twelfth of the text."""
+    return min(2 * (max(count // 12, 4) // 2) + 1, 2 * ((count + 1) // 2) - 1)
+
+
+def smooth(values: Sequence[float], window: int) -> list[float]:
+    """A centred moving mean, over fewer values near the ends."""
+    half = window // 2
+    parts = [values[max(0, index - half) : index + half + 1] for index in range(len(values))]
+    return [math.fsum(part) / len(part) for part in parts]
+
+
+def _less(ours: Sequence[float], theirs: Sequence[float]) -> list[bool]:
+    return [mine <= other for mine, other in zip(ours, theirs, strict=True)]
+
+
+def update_rows(report: Report) -> list[int]:
+    """The blocks that moved, first to last."""
+    return sorted({update.layer for update in report.updates if update.layer is not None})
+
+
+def update_panel(panel: Any, report: Report) -> None:
+    """A table, blocks by matrices: the norm of each update, and a shade by its logarithm."""
+    layers = update_rows(report)
+    cells = [update for update in report.updates if update.layer is not None]
+    columns = sorted({cell.matrix for cell in cells}, key=lambda name: (_place(name), name))
+    exponent = unit_exponent(cells)
+    norms = [cell.norm for cell in cells if cell.norm > 0]
+    low, high = (math.log(min(norms)), math.log(max(norms))) if norms else (0.0, 0.0)
+    for cell in cells:
+        x, y = columns.index(cell.matrix), layers.index(cell.layer or 0)
+        level = (math.log(cell.norm) - low) / max(high - low, 1e-9) if cell.norm > 0 else 0.0
+        panel.bar(x, 0.92, 0.96, bottom=y - 0.46, color=BETTER, alpha=round(0.05 + (DARKEST - 0.05) * level, 3), lw=0)
+        panel.text(x, y, short(cell.norm / 10**exponent), ha="center", va="center", fontsize=6.8)
+    panel.set_xlim(-0.5, len(columns) - 0.5)
+    panel.set_ylim(len(layers) - 0.5, -0.5)
+    panel.set_xticks(range(len(columns)), [name.replace("attention_norm", "attn_norm") for name in columns])
+    panel.tick_params(axis="x", labelrotation=30 if len(columns) > 6 else 0, labelsize=7.5)
+    panel.set_yticks(range(len(layers)), [str(layer) for layer in layers], fontsize=7.5)
+    panel.tick_params(length=0)
+    panel.xaxis.tick_top()
+    panel.spines[:].set_visible(False)
+    panel.set_ylabel("layer")
+
+
+def _place(matrix: str) -> int:
+    return ORDER.index(matrix) if matrix in ORDER else len(ORDER)
+
+
+def unit_exponent(updates: Sequence[UpdateNorm]) -> int:
+    """The power of ten, a multiple of three, in which the largest update is a number from 1 to 1000."""
+    largest = max((update.norm for update in updates), default=0.0)
+    return 3 * math.floor(math.log10(largest) / 3) if largest > 0 else 0
+
+
+def short(value: float) -> str:
+    """Three digits at most."""
+    return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def cosine_panel(panel: Any, report: Report) -> None:
+    """Cosines by block, over what moves and over everything."""
+    blocks = report.cosines[1:]
+    layers = [cosine.layer for cosine in blocks]
+    every = [_or_nan(cosine.everything) for cosine in blocks]
+    moved = [_or_nan(cosine.moved) for cosine in blocks]
+    panel.axhline(1, color=FAINT, lw=0.8)
+    panel.plot(layers, every, color=MUTED, lw=1.4, ls=(0, (4, 1.5)), marker="s", ms=3.5, label="all parameters")
+    panel.plot(layers, moved, color=BETTER, lw=1.8, marker="o", ms=4.5, label="parameters that move")
+    known = [value for value in (*every, *moved) if not math.isnan(value)]
+    panel.set_ylim(min(0.0, *known, 0.0) - (0.05 if min(known, default=0) < 0 else 0), 1.04)
+    panel.set_xlabel("layer")
+    panel.set_ylabel("cosine")
+    panel.xaxis.get_major_locator().set_params(integer=True)
+    panel.grid(axis="y", color=FAINT, lw=0.6)
+    _legend_above(panel)
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def rate_panel(panel: Any, choice: RateChoice) -> None:
+    """Held-out loss by rate; what is far above the untrained loss, or diverged, is a mark at the upper edge."""
+    untrained, *points = choice.curve
+    top = untrained.loss + 1.2 * CLEARLY_WORSE
+    inside = [point for point in points if point.loss <= top]
+    outside = [point for point in points if point.loss > top]
+    lowest = min([untrained.loss, *(point.loss for point in inside)])
+    # The height goes to the rates that matter: a rate that is clearly worse is a mark, wherever it would lie.
+    top = min(top, max([untrained.loss, *(point.loss for point in inside)]) + 0.1 * (untrained.loss - lowest) + 0.02)
+    panel.axhline(untrained.loss, color=MUTED, lw=1.2, ls=(0, (4, 1.5)), label="no training")
+    panel.plot(
+        [point.rate for point in inside], [point.loss for point in inside], color=BETTER, lw=1.6, marker="o", ms=4
+    )
+    if outside:
+        edge = [top] * len(outside)
+        label = "far worse"
+        panel.plot([each.rate for each in outside], edge, color=WORSE, ls="", marker="^", ms=5, label=label)
+    chosen = next(point for point in points if point.rate == choice.rate)
+    panel.plot(
+        [chosen.rate], [min(chosen.loss, top)], ls="", marker="o", ms=10, mfc="none", mec=INK, mew=1.3, label="chosen"
+    )
+    panel.set_xscale("log")
+    panel.xaxis.set_major_formatter(lambda rate, _: tidy(rate))
+    panel.xaxis.set_minor_formatter(lambda rate, _: "")
+    panel.set_ylim(lowest - 0.08 * (top - lowest), top + 0.03 * (top - lowest))
+    panel.set_xlabel("learning rate")
+    panel.set_ylabel("held-out nats per token")
+    panel.grid(axis="y", color=FAINT, lw=0.6)
+    _legend_above(panel)
+
+
+def tidy(rate: float) -> str:
+    """A rate in two or three digits: 3.16e-5."""
+    digits, exponent = f"{rate:.2e}".split("e")
+    return "0" if rate == 0 else f"{float(digits):g}e{int(exponent)}"
+
+
+def _legend_above(panel: Any) -> None:
+    panel.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1.0),
+        ncols=3,
+        columnspacing=1.2,
+        borderaxespad=0.2,
+        handlelength=1.6,
+        fontsize=8,
+    )
