@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,24 +50,24 @@ def measure(model: str, text: Path, tokens: int, rate: float) -> list[dict[str, 
     records = []
     for dtype, form, epsilon in track(cases):
         knobs = {"attention": "softmax", "softmax_form": form, "softmax_epsilon": epsilon}
-        out = tint.build(models[dtype], rule, **knobs)(ids, train_mask=train)
-        records.append(
-            {
-                "dtype": dtype,
-                "form": form,
-                "epsilon": epsilon,
-                "logits": error(out.logits, truth.logits),
-                "update": error(one_vector(out.updates()), true_update),
-            }
-        )
+        record = {"dtype": dtype, "form": form, "epsilon": epsilon, "logits": None, "update": None}
+        with suppress(tint.DivergenceError):  # so small a step that no digit is left
+            out = tint.build(models[dtype], rule, **knobs)(ids, train_mask=train)
+            record["logits"] = error(out.logits, truth.logits)
+            record["update"] = error(one_vector(out.updates()), true_update)
+        records.append(record)
     return records
+
+
+def entry(record: dict[str, Any]) -> str:
+    return "no number" if record["logits"] is None else f"{record['logits']:.0e} / {record['update']:.0e}"
 
 
 def table(records: list[dict[str, Any]]) -> str:
     rows = [["form", "dtype", *(f"{epsilon:.0e}" for epsilon in EPSILONS)], ["---"] * (len(EPSILONS) + 2)]
     for form, dtype in dict.fromkeys((record["form"], record["dtype"]) for record in records):
         errors = [r for r in records if (r["form"], r["dtype"]) == (form, dtype)]
-        rows.append([form, dtype, *(f"{r['logits']:.0e} / {r['update']:.0e}" for r in errors)])
+        rows.append([form, dtype, *map(entry, errors)])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 

@@ -109,3 +109,19 @@ def test_params_prints_tables_and_refuses_in_one_line() -> None:
     assert "simulator by the paper's formulas" in table and "as constructed" in table
     done = run("params", "nobody/nothing")
     assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_verify_exits_with_one_outside_of_tolerance(model: Path) -> None:
+    arguments = ("verify", model, TEXT, "--tokens", 24, "--preset", "default", "--no-theorems", "--stack", 2)
+    done = run(*arguments)
+    assert done.returncode == 0 and "within tolerance" in done.stdout, done.stderr
+    assert run(*arguments, "--tolerance", "1e-30").returncode == 1
+    refused = run("verify", model, TEXT, "--layout", "wide")
+    assert refused.returncode == 2 and len(refused.stderr.strip().splitlines()) == 1
+
+
+def test_inspect_shows_the_plan_and_the_values(model: Path) -> None:
+    plan = run("inspect", model, "--stack", 2)
+    assert plan.returncode == 0 and "prefix token 0: slot 0 = row 0" in plan.stdout
+    values = run("inspect", model, TEXT, "--learning-rate", "1e-3", "--tokens", 16)
+    assert values.returncode == 0 and "step 1, backward" in values.stdout and "rms" in values.stdout

@@ -15,6 +15,7 @@ from cases import MODELS, TOKENS, VOCABULARY, call, make_batch, make_model, make
 import tintformer as tint
 from tintformer.simulator import prefix
 from tintformer.simulator.geometry import Cut, Geometry, auxiliary_width, derive
+from tintformer.simulator.layouts import Layout
 from tintformer.simulator.regions import num_slots
 from tintformer.simulator.tokens import cut_tokens
 from tintformer.simulator.wiring import places
@@ -233,3 +234,12 @@ def test_heads_too_wide_for_the_papers_layout_are_refused() -> None:
     with pytest.raises(tint.InputError, match=r"\(16 wide\) .* \(14 wide\): use a smaller stack, or layout='lean'"):
         tint.build(model, rule, layout="paper", stack=4)
     assert tint.build(model, rule, layout="paper", stack=1).geometry.head_dim == 25
+
+
+@pytest.mark.parametrize("layout", ["lean", "paper"])
+def test_a_region_outside_of_the_embedding_cannot_be_wired(layout: Any) -> None:
+    geometry = Geometry(layout=layout, dim_aux=12, stack=2, shards=2, slots=2, max_tokens=8)
+    for wire in (Layout(geometry).columns, Layout(geometry).rows):
+        wire("input", 1)
+        with pytest.raises(tint.InputError, match="region 'input' needs slot 2, but an embedding has 2 slots"):
+            wire("input", 2)

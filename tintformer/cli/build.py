@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tintformer.cli.learning import made_with, open_model, plain_warnings, print_rate, settle_rule
-from tintformer.cli.options import Dtype, Model, RuleOptions, Text, with_rule_options
+from tintformer.cli.options import (
+    Attention,
+    Dtype,
+    Layout,
+    Model,
+    RuleOptions,
+    SoftmaxForm,
+    Stack,
+    Text,
+    Untied,
+    construction_knobs,
+    with_rule_options,
+)
 from tintformer.cli.output import Json, print_json, print_table
 from tintformer.errors import InputError, LoadError
 
@@ -21,11 +33,6 @@ if TYPE_CHECKING:
     from tintformer.rule.learning_rule import LearningRule
     from tintformer.simulator.simulator import Simulator
 
-Layout = Annotated[str, typer.Option(help="lean (small) or paper (the sizes of the paper's table).")]
-Stack = Annotated[int, typer.Option(help="Rows of a matrix in one prefix token (S in the paper).")]
-Untied = Annotated[bool, typer.Option("--untied", help="Modules of its own for every layer, not one block looped.")]
-Attention = Annotated[str, typer.Option(help="linear, or softmax: every linear attention by softmax attentions.")]
-
 
 @with_rule_options
 def build(
@@ -34,10 +41,11 @@ def build(
     *,
     rule: RuleOptions,
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory to write; made if it is not there.")],
-    layout: Layout = "lean",
-    stack: Stack = 4,
+    layout: Layout = None,
+    stack: Stack = None,
     untied: Untied = False,
-    attention: Attention = "linear",
+    attention: Attention = None,
+    softmax_form: SoftmaxForm = None,
     full: Annotated[bool, typer.Option("--full", help="Write every constructed tensor, not only the weights.")] = False,
     file: Annotated[Path | None, typer.Option(help="A text to find the learning rate on.")] = None,
     dtype: Dtype = "float32",
@@ -51,15 +59,13 @@ def build(
         raise InputError("the learning rate is built in: give --learning-rate, or a text to find it on")
     rule.build()
     _check_directory(output)
+    knobs = construction_knobs(
+        layout=layout, stack=stack, untied=untied, attention=attention, softmax_form=softmax_form
+    )
     with plain_warnings():
         auxiliary = open_model(model, dtype)
-        from tintformer.simulator.simulator import build as construct
-
         settled, choice = _settle(auxiliary, rule, model, text, file)
-
-        simulator = construct(
-            auxiliary, settled, layout=layout, stack=stack, tie_blocks=not untied, attention=attention
-        )
+        simulator = _construct(auxiliary, settled, knobs)
         _write(simulator, model, output, full=full)
     record = {**made_with(auxiliary, settled, choice), **_sizes(simulator, output)}
     if json:
@@ -79,6 +85,12 @@ def _settle(
 
     input_ids = torch.tensor([encode(find_tokenizer(model), read_text(text, file)).input_ids])
     return settle_rule(options, auxiliary, input_ids, torch.ones_like(input_ids, dtype=torch.bool))
+
+
+def _construct(auxiliary: Auxiliary, rule: LearningRule, knobs: dict[str, Any]) -> Simulator:
+    from tintformer.simulator.simulator import build as construct
+
+    return construct(auxiliary, rule, **knobs)
 
 
 def _check_directory(output: Path) -> None:

@@ -10,7 +10,18 @@ import typer
 
 from tintformer.cli.inspect_text import print_record
 from tintformer.cli.learning import finite, made_with, open_model, plain_warnings, settle_rule
-from tintformer.cli.options import Dtype, RuleOptions, Text, given_names, with_rule_options
+from tintformer.cli.options import (
+    Attention,
+    Dtype,
+    Layout,
+    RuleOptions,
+    Stack,
+    Text,
+    Untied,
+    construction_knobs,
+    given_names,
+    with_rule_options,
+)
 from tintformer.cli.output import Json, print_json
 from tintformer.cli.run import TRAIN_FRACTION, Split
 from tintformer.errors import InputError, LoadError
@@ -72,16 +83,10 @@ def inspect(
     rule: RuleOptions,
     file: Annotated[Path | None, typer.Option(help="Read the text from a file; - is standard input.")] = None,
     values: Annotated[bool, typer.Option("--values", help="Run the pass, on a short text if none is given.")] = False,
-    layout: Annotated[
-        str | None, typer.Option(help="lean (small, the default) or paper (the sizes of the paper's table).")
-    ] = None,
-    stack: Annotated[
-        int | None, typer.Option(help="Rows of a matrix in one prefix token (S in the paper); 4 by default.")
-    ] = None,
-    untied: Annotated[bool, typer.Option("--untied", help="Modules of its own for every block.")] = False,
-    attention: Annotated[
-        str | None, typer.Option(help="linear (the default), or softmax: every linear attention by softmax attentions.")
-    ] = None,
+    layout: Layout = None,
+    stack: Stack = None,
+    untied: Untied = False,
+    attention: Attention = None,
     block: Annotated[
         int | None, typer.Option(help="Show this block alone; default: the last, and what is outside of the blocks.")
     ] = None,
@@ -106,8 +111,7 @@ def inspect(
 
     With a text, or --values, the pass runs, and the stream is decoded back into named quantities, module by module.
     """
-    asked = {"layout": layout, "stack": stack, "tie_blocks": False if untied else None, "attention": attention}
-    knobs = {name: value for name, value in asked.items() if value is not None}
+    knobs = construction_knobs(layout=layout, stack=stack, untied=untied, attention=attention)
     view = View(block=block, everything=everything, token=token, prefix_token=prefix_token, first=first)
     split = Split(train_fraction=train_fraction, train_tokens=train_tokens)
     rule.build()

@@ -19,6 +19,18 @@ DTYPES = ("float32", "float64", "bfloat16")
 
 Model = Annotated[str, typer.Argument(help="A directory, or a hub id such as gpt2.", show_default=False)]
 Text = Annotated[str | None, typer.Argument(help="The text; - reads standard input.", show_default=False)]
+Layout = Annotated[
+    str | None,
+    typer.Option(help="Of the simulator: lean (default), or paper (the sizes of the paper's table)."),
+]
+Stack = Annotated[
+    int | None, typer.Option(help="Of the simulator: rows of a matrix in one prefix token (S in the paper); default 4.")
+]
+Untied = Annotated[bool, typer.Option("--untied", help="Modules of its own for every layer, not one block looped.")]
+Attention = Annotated[
+    str | None, typer.Option(help="linear (default), or softmax: every linear attention by softmax attentions.")
+]
+SoftmaxForm = Annotated[str | None, typer.Option(help="With softmax: pair (default) or printed.")]
 Dtype = Annotated[str, typer.Option(help=f"Number format of the model: {', '.join(DTYPES)}.")]
 
 
@@ -97,6 +109,12 @@ def attribute_docstrings(owner: type) -> dict[str, str]:
             text = ast.literal_eval(below.value) if isinstance(below, ast.Expr) else ""
             texts[attribute.target.id] = " ".join(text.split()).replace("`", "")
     return texts
+
+
+def construction_knobs(*, untied: bool, **given: Any) -> dict[str, Any]:
+    """The knobs of a simulator that were given; the others keep the defaults of `Construction`."""
+    knobs = {name: value for name, value in given.items() if value is not None}
+    return {**knobs, "tie_blocks": False} if untied else knobs
 
 
 def given_names(rule: Mapping[str, Any], **others: Any) -> list[str]:

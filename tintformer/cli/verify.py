@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tintformer.cli.learning import open_model, plain_warnings
-from tintformer.cli.options import Dtype, Model, Text
+from tintformer.cli.options import (
+    Attention,
+    Dtype,
+    Layout,
+    Model,
+    SoftmaxForm,
+    Stack,
+    Text,
+    Untied,
+    construction_knobs,
+)
 from tintformer.cli.output import Json, print_json, print_table, progress_bar
 from tintformer.cli.run import TRAIN_FRACTION, Split
 
@@ -46,13 +56,11 @@ def verify(
     ] = None,
     steps: Annotated[int, typer.Option(help="Gradient steps inside the pass.")] = 1,
     engine: Annotated[str, typer.Option(help="What is verified: simulator, fast or reference.")] = "simulator",
-    layout: Annotated[str | None, typer.Option(help="Of the simulator: lean (default) or paper.")] = None,
-    stack: Annotated[int | None, typer.Option(help="Of the simulator: rows of a matrix in one prefix token.")] = None,
-    untied: Annotated[bool, typer.Option("--untied", help="Modules of its own for every layer.")] = False,
-    attention: Annotated[
-        str | None, typer.Option(help="linear (default), or softmax, whose errors are reported and not judged.")
-    ] = None,
-    softmax_form: Annotated[str | None, typer.Option(help="With softmax: pair (default) or printed.")] = None,
+    layout: Layout = None,
+    stack: Stack = None,
+    untied: Untied = False,
+    attention: Attention = None,
+    softmax_form: SoftmaxForm = None,
     theorems: Annotated[bool, typer.Option("--theorems/--no-theorems", help="Also check the theorems.")] = True,
     tolerance: Annotated[
         float | None, typer.Option(help="Replaces every tolerance; default: by number format and rule.")
@@ -63,7 +71,8 @@ def verify(
     """Check the simulator of a model: each module, the whole pass, the gradients of each preset, and the theorems.
 
     Modules are compared with the reference, the whole pass with the oracle (the model itself under autograd), gradients
-    with the true one. Without a text a short one is read. The exit code is 1 if anything is outside of its tolerance.
+    with the true one. Softmax attentions are reported and not judged. Without a text a short one is read. The exit code
+    is 1 if anything is outside of its tolerance.
     """
     from tintformer.rule.learning_rule import PRESETS
     from tintformer.text import read_text
@@ -72,11 +81,10 @@ def verify(
     from tintformer.verify.subject import find_subject
 
     split = Split(train_fraction=train_fraction, train_tokens=train_tokens)
-    asked = {"layout": layout, "stack": stack, "attention": attention, "softmax_form": softmax_form}
-    construction: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
-    if untied:
-        construction["tie_blocks"] = False
-    subject = find_subject(engine, **construction)
+    knobs = construction_knobs(
+        layout=layout, stack=stack, untied=untied, attention=attention, softmax_form=softmax_form
+    )
+    subject = find_subject(engine, **knobs)
     settings = Settings(
         presets=tuple(preset or PRESETS),
         learning_rate=learning_rate,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tintformer.errors import InputError
 from tintformer.simulator.geometry import Geometry
 from tintformer.simulator.primitives.attention import Port, Positional
 from tintformer.simulator.primitives.linear import Constant, DimensionWise, SplitWise
@@ -34,12 +35,14 @@ class Layout:
     def columns(self, region: str, slot: int, *, factor: float = 1.0) -> Port:
         """Every slot sees the region."""
         g = self.geometry
+        self._check(region, slot)
         copy = factor * torch.eye(g.shards, dtype=torch.float64).repeat(g.stack, 1)
         return self._port(region, slot, [self._mix_from(slot, copy)], split_first=True)
 
     def rows(self, region: str, slot: int) -> Port:
         """Every part of slot s sees the coordinates of the region that are the rows of slot s."""
         g = self.geometry
+        self._check(region, slot)
         pick = torch.eye(g.stack, dtype=torch.float64).repeat_interleave(g.shards, 0)
         if self.lean:
             return self._port(region, slot, [self._mix_from(slot, pick)])
@@ -93,6 +96,11 @@ class Layout:
         one = torch.zeros(self.geometry.dim_slot, dtype=torch.float64)
         one[self.geometry.dim_aux] = 1
         return Constant(one)
+
+    def _check(self, region: str, slot: int) -> None:
+        """A region must lie inside of the embedding."""
+        if slot >= self.geometry.slots:
+            raise InputError(f"region {region!r} needs slot {slot}, but an embedding has {self.geometry.slots} slots")
 
     # The paper's factors.
 
