@@ -147,6 +147,6 @@ def test_transformers_reads_it_without_us(name: str) -> None:
 def test_adapting_to_the_first_part_helps_with_the_second(name: str) -> None:
     ids = torch.tensor([encode(find_tokenizer(name), TEXT + TEXT).input_ids])
     mask = torch.arange(ids.shape[1])[None] < ids.shape[1] // 2
-    out = Tint(load(name), LearningRule(learning_rate=1e-3))(ids, train_mask=mask, before=True)
+    out = Tint(load(name), LearningRule(learning_rate=1e-4))(ids, train_mask=mask, before=True)
     assert out.loss is not None and out.loss_before is not None
     assert float(out.loss) < float(out.loss_before) - 0.05

@@ -1,9 +1,10 @@
 # pyright: basic
-"""Checkpoints: one safetensors file with weights, optimiser state and, as JSON in its header, where the run stands."""
+"""Checkpoints: one safetensors file with weights, optimisers' state and, in its header, where the run stands."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,17 @@ from safetensors.torch import save_file
 from tintformer.errors import InputError
 from tintformer.files import whole_file
 
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+Optimizers = Sequence[torch.optim.Optimizer]
 
 
-def save_checkpoint(path: Path, model: Any, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+def save_checkpoint(path: Path, model: Any, optimizers: Optimizers, state: dict[str, Any]) -> None:
     """Write everything a run needs to go on as if it had never stopped; one file, so that its parts always match."""
     tensors: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():
         tensors[f"model.{name}"] = parameter.detach()
-        for moment in _MOMENTS:
-            tensors[f"{moment}.{name}"] = optimizer.state[parameter][moment]
+        for optimizer in optimizers:
+            for key, moment in optimizer.state.get(parameter, {}).items():
+                tensors[f"{key}.{name}"] = moment
     with whole_file(path) as temporary:
         save_file(tensors, temporary, metadata={"state": json.dumps(state)})
 
@@ -47,9 +49,18 @@ def load_weights(path: Path, model: Any) -> None:
             parameter.copy_(file.get_tensor(f"model.{name}"))
 
 
-def load_checkpoint(path: Path, model: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Put the weights and the optimiser's moments of a checkpoint where they were."""
+def load_checkpoint(path: Path, model: Any, optimizers: Optimizers) -> None:
+    """Put the weights and the optimisers' moments of a checkpoint where they were."""
     load_weights(path, model)
+    owners = {
+        id(parameter): optimizer
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    parameters = dict(model.named_parameters())
     with safe_open(path, framework="pt") as file:
-        for name, parameter in model.named_parameters():
-            optimizer.state[parameter] = {moment: file.get_tensor(f"{moment}.{name}") for moment in _MOMENTS}
+        for entry in file.keys():  # noqa: SIM118
+            key, name = entry.split(".", maxsplit=1)
+            if key != "model":
+                owners[id(parameters[name])].state[parameters[name]][key] = file.get_tensor(entry)

@@ -1,5 +1,5 @@
 # pyright: basic
-"""The training loop: AdamW with warm-up and cosine, a log line a step, a checkpoint now and then."""
+"""The training loop: a schedule with warm-up and cosine, a log line a step, a checkpoint now and then."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tintformer.errors import DivergenceError
 from tintformer.files import whole_file
 from training.checkpoint import load_checkpoint, read_state, save_checkpoint
 from training.corpus import Windows
+from training.optimizers import create_optimizers
 from training.settings import Settings
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -25,19 +26,19 @@ LOG = "losses.jsonl"
 
 
 class Trainer:
-    """One run: a model, its optimiser, and the folder where it can be killed and continued."""
+    """One run: a model, its optimisers, and the folder where it can be killed and continued."""
 
     def __init__(self, folder: Path, model: Any, windows: Windows, settings: Settings):
         self.folder = folder
         self.model = model.train()
         self.windows = windows
         self.settings = settings
-        self.optimizer = _create_optimizer(model, settings)
+        self.optimizers = create_optimizers(model, settings)
         state = read_state(folder / CHECKPOINT)
         self.step = 0
         if state is not None:
             self.step = state["step"]
-            load_checkpoint(folder / CHECKPOINT, model, self.optimizer)
+            load_checkpoint(folder / CHECKPOINT, model, self.optimizers)
         _forget_later_steps(folder / LOG, self.step)
         for unfinished in folder.glob(".*.tmp"):  # what a killed run was writing
             unfinished.unlink()
@@ -59,8 +60,9 @@ class Trainer:
                 progress.update(task, completed=self.step, loss=f"{record['loss']:.3f}")
 
     def _take_step(self) -> float:
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate(self.step, self.settings)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate(self.step, self.settings)
         windows, shifts = (torch.from_numpy(array) for array in self.windows.batch(self.step))
         tokens, targets = windows[:, :-1], windows[:, 1:]
         positions = shifts[:, None] + torch.arange(tokens.shape[1])
@@ -69,14 +71,15 @@ class Trainer:
         value = loss.item()
         if not math.isfinite(value):
             raise DivergenceError.at("the loss", self.settings.learning_rate, f" at step {self.step}")
-        self.optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         return value
 
     def _save(self) -> None:
-        save_checkpoint(self.folder / CHECKPOINT, self.model, self.optimizer, {"step": self.step})
+        save_checkpoint(self.folder / CHECKPOINT, self.model, self.optimizers, {"step": self.step})
 
 
 def rate(step: int, settings: Settings) -> float:
@@ -86,13 +89,6 @@ def rate(step: int, settings: Settings) -> float:
     done = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
     cosine = (1 + math.cos(math.pi * done)) / 2
     return settings.learning_rate * (settings.final_rate + (1 - settings.final_rate) * cosine)
-
-
-def _create_optimizer(model: Any, settings: Settings) -> torch.optim.Optimizer:
-    matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
-    vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.99), fused=True)
 
 
 def _forget_later_steps(log: Path, step: int) -> None:

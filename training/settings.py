@@ -30,9 +30,9 @@ class Settings:
     """Windows of the first part of the run: attention over them costs less, so more tokens are seen."""
     short_share: float = 0.8
     """Share of the steps with short windows; at 1 the model never meets a text of full length."""
-    batch_tokens: int = 1024
+    batch_tokens: int = 2048
     """Tokens of a step; fewer make it noisier, more leave fewer steps for the same time."""
-    learning_rate: float = 1.5e-3
+    learning_rate: float = 4e-3
     """The peak of the schedule; too large and the loss stops falling or is no number any more."""
     warmup: int = 100
     """Steps in which the rate rises to its peak."""

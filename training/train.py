@@ -16,6 +16,7 @@ from tintformer.errors import InputError
 from tintformer.files import whole_file
 from training.console import one_line_errors, quiet_libraries
 from training.corpus import END_OF_TEXT, Source, Windows, encode_sources, encode_whole, read_sources
+from training.lock import locked
 from training.settings import Settings, create_model
 
 VALIDATION_WINDOWS = 16
@@ -89,8 +90,22 @@ def _train(
         tokenizer = train_vocabulary(sources, settings.vocabulary)
     windows = Windows(encode_sources(tokenizer, sources), settings)
     rows = [encode_whole(tokenizer, judge) for judge in judges]
-    _open_folder(run, tokenizer, {**description, "tokens": len(windows.tokens), "command": _command()})
+    with locked(run):
+        # Looked at once more: while the texts were encoded, another process may have come and gone.
+        _check_folder(run, description)
+        _open_folder(run, tokenizer, {**description, "tokens": len(windows.tokens), "command": _command()})
+        _run_loop(run, settings, tokenizer, windows, rows, validate_every, checkpoint_every)
 
+
+def _run_loop(
+    run: Path,
+    settings: Settings,
+    tokenizer: Any,
+    windows: Windows,
+    rows: list[Any],
+    validate_every: int,
+    checkpoint_every: int,
+) -> None:
     quiet_libraries()
     from training.evaluate import score
     from training.loop import Trainer
@@ -107,7 +122,6 @@ def _train(
 def _open_folder(run: Path, tokenizer: Any, description: dict[str, Any]) -> None:
     if (run / "run.json").exists():
         return
-    run.mkdir(parents=True, exist_ok=True)
     with whole_file(run / "tokenizer.json") as temporary:
         tokenizer.save(str(temporary))
     with whole_file(run / "run.json") as temporary:

@@ -23,14 +23,13 @@ from typer.testing import CliRunner, Result
 from training import export, split, train
 from training.baselines import character_bits, unigram_nats
 from training.corpus import Windows, documents
-from training.settings import Settings
+from training.lock import locked
+from training.settings import PRESETS, Settings
 
 ROOT = Path(__file__).parents[2]
-FILES = {"checkpoint.safetensors", "losses.jsonl", "run.json", "tokenizer.json"}
+FILES = {"checkpoint.safetensors", "lock", "losses.jsonl", "run.json", "tokenizer.json"}
 STEPS = 10
-OPTIONS = [
-    "--preset",
-    "nano-gpt2",
+SHORT = [
     "--steps",
     str(STEPS),
     "--vocabulary",
@@ -40,7 +39,8 @@ OPTIONS = [
     "--warmup",
     "2",
 ]
-OPTIONS += ["--checkpoint-every", "3", "--validate-every", "5"]
+SHORT += ["--checkpoint-every", "3", "--validate-every", "5"]
+OPTIONS = ["--preset", "nano-gpt2", *SHORT]
 
 
 def write_text(path: Path, num_words: int, seed: int) -> None:
@@ -71,12 +71,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def start(data: Path, run: Path) -> subprocess.Popen:
+def start(data: Path, run: Path, preset: str) -> subprocess.Popen:
     arguments = [
         str(data / "mill.train.txt"),
         "--held-out",
         str(data / "mill.held-out.txt"),
-        *OPTIONS,
+        "--preset",
+        preset,
+        *SHORT,
         "--run",
         str(run),
     ]
@@ -108,10 +110,21 @@ def assert_one_line(result: Result, words: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("runs") / "whole"
-    finish(start(data, run))
-    return run
+def whole_run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a run that nothing has disturbed, by preset."""
+    folder = tmp_path_factory.mktemp("runs")
+
+    def find(preset: str) -> Path:
+        if not (folder / preset).exists():
+            finish(start(data, folder / preset, preset))
+        return folder / preset
+
+    return find
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(whole_run: Callable[[str], Path]) -> Path:
+    return whole_run("nano-gpt2")
 
 
 def test_a_run_logs_every_step_and_leaves_nothing_half_written(uninterrupted: Path) -> None:
@@ -122,11 +135,12 @@ def test_a_run_logs_every_step_and_leaves_nothing_half_written(uninterrupted: Pa
     assert {path.name for path in uninterrupted.iterdir()} == FILES
 
 
+@pytest.mark.parametrize("preset", PRESETS)
 def test_a_killed_run_continues_with_the_same_losses_and_weights(
-    data: Path, uninterrupted: Path, tmp_path: Path
+    data: Path, whole_run: Callable[[str], Path], tmp_path: Path, preset: str
 ) -> None:
-    run = tmp_path / "killed"
-    process = start(data, run)
+    uninterrupted, run = whole_run(preset), tmp_path / "killed"
+    process = start(data, run, preset)
     log = run / "losses.jsonl"
     while not log.exists() or log.read_text().count("\n") < 5:
         assert process.poll() is None
@@ -138,12 +152,30 @@ def test_a_killed_run_continues_with_the_same_losses_and_weights(
     with log.open("a") as torn:
         torn.write('{"step": 7, "lo')
     (run / ".checkpoint.safetensors.1.tmp").write_bytes(b"half of it")
-    finish(start(data, run))
+    finish(start(data, run, preset))
     assert losses(run) == losses(uninterrupted)
     assert {path.name for path in run.iterdir()} == FILES
     expected, actual = (load_file(folder / "checkpoint.safetensors") for folder in (uninterrupted, run))
     assert expected.keys() == actual.keys()
     assert all(bool((expected[name] == actual[name]).all()) for name in expected)
+
+
+def test_two_processes_do_not_train_in_one_folder(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    code = (
+        "import sys, pathlib\nfrom training.lock import locked\n"
+        "with locked(pathlib.Path(sys.argv[1])):\n    print('in', flush=True)\n    sys.stdin.read()"
+    )
+    pipe, environment = subprocess.PIPE, os.environ | {"PYTHONPATH": str(ROOT)}
+    other = subprocess.Popen([sys.executable, "-c", code, str(run)], stdin=pipe, stdout=pipe, env=environment)
+    with other:
+        assert other.stdout is not None and other.stdout.readline() == b"in\n"
+        result = call(train.main, data / "mill.train.txt", *OPTIONS, "--run", run)
+        assert_one_line(result, f"another process is training in {run}; wait")
+        assert [path.name for path in run.iterdir()] == ["lock"]
+        other.kill()
+    with locked(run):  # the lock goes with the process
+        pass
 
 
 def test_a_folder_continues_its_own_run_only(data: Path, uninterrupted: Path) -> None:
@@ -159,6 +191,7 @@ def test_export_writes_a_model_whose_card_states_the_losses(data: Path, uninterr
     card = (target / "README.md").read_text()
     nats, bits = total["model_nats"] / total["num_tokens"], total["model_nats"] / math.log(2) / total["num_bytes"]
     assert f"| {nats:.3f} | **{bits:.3f}** |" in card
+    assert "| Muon for the matrices of the blocks, AdamW for embeddings" in card
     assert f"| steps | {STEPS} |" in card and "mill.train.txt" in card
     assert total["num_bytes"] == len((data / "mill.held-out.txt").read_bytes().rstrip(b"\n"))
     assert math.isclose(total["bits_per_byte"], bits, abs_tol=1e-4)

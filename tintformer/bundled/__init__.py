@@ -8,6 +8,9 @@ from pathlib import Path
 BUNDLED = ("nano-gpt2", "nano-llama")
 """Names that `load` and `find_tokenizer` know without a hub; a local directory of the same name wins."""
 
+TEXTS = ("address", "visit")
+"""What the demo reads: texts that were written for it, with names that come back."""
+
 
 def bundled_directory(name: str) -> Path | None:
     """Where a bundled model lies, or nothing for any other name."""
