@@ -39,5 +39,11 @@ class UnsupportedModelError(TintError):
         super().__init__(f"{model} cannot be simulated:{lines}")
 
 
+def cause(error: Exception) -> str:
+    """What a library says about a failure, on one line; a heading that ends in a colon takes the next line with it."""
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1]).rstrip(".")
+
+
 class TintWarning(UserWarning):
     """Something legal that a user most likely did not intend."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tintformer.bundled import bundled_directory
-from tintformer.errors import InputError, LoadError
+from tintformer.errors import InputError, LoadError, cause
 
 MIN_TOKENS = 4
 """Fewer cannot be split into a training part with a target and an evaluation part."""
@@ -42,7 +42,7 @@ def _read_file(file: Path) -> str:
     try:
         return _decoded(file.expanduser().read_bytes(), str(file))
     except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror or error}") from error
+        raise InputError(f"cannot read {file}: {error.strerror or error}; give the path of a text file") from error
 
 
 def _decoded(data: bytes, source: str) -> str:
@@ -50,15 +50,17 @@ def _decoded(data: bytes, source: str) -> str:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"{source} is no UTF-8 text (byte {error.start} is {data[error.start]:#04x})") from error
+        raise InputError(
+            f"{source} is no UTF-8 text (byte {error.start} is {data[error.start]:#04x}); give a text file in UTF-8"
+        ) from error
     if "\0" in text:
-        raise InputError(f"{source} is a binary file (it holds a zero byte), not a text")
+        raise InputError(f"{source} is a binary file (it holds a zero byte); give a text file in UTF-8")
     return _not_empty(text.removesuffix("\n").removesuffix("\r"), source)
 
 
 def _not_empty(text: str, source: str) -> str:
     if not text.strip():
-        raise InputError(f"{source} is empty")
+        raise InputError(f"{source} is empty; give a few sentences")
     return text
 
 
@@ -91,8 +93,9 @@ def _open(name: str, options: dict[str, Any]) -> Any:
     try:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
     except Exception as error:  # transformers raises whatever its file readers raise
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise LoadError(f"cannot read the tokenizer of {name}: {lines[0]}") from error
+        raise LoadError(
+            f"cannot read the tokenizer of {name}: {cause(error)}; if its files are damaged, copy them again"
+        ) from error
 
 
 def _usable(tokenizer: Any, name: str) -> Any:
@@ -111,7 +114,8 @@ def encode(tokenizer: Any, text: str, *, at_least: int = MIN_TOKENS) -> Encoded:
     if ids[:2] == [tokenizer.bos_token_id] * 2:
         ids, spans = ids[1:], spans[1:]
     if len(ids) < at_least:
-        raise InputError(f"the text has {len(ids)} tokens; at least {at_least} are needed")
+        count = "1 token" if len(ids) == 1 else f"{len(ids)} tokens"
+        raise InputError(f"the text has {count}; at least {at_least} are needed, so give a longer one")
     # A span keeps the space before a word, which sentencepiece drops when it decodes a token alone.
     tokens = [text[start:end] or decode(tokenizer, [token]) for token, (start, end) in zip(ids, spans, strict=True)]
     return Encoded(input_ids=tuple(ids), tokens=tuple(tokens))

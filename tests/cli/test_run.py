@@ -17,6 +17,7 @@ import torch
 from tiny import TEXT, save_model
 
 import tintformer as tint
+from tintformer.bundled import BUNDLED
 from tintformer.cli.adapt import pad
 from tintformer.cli.options import RuleOptions, attribute_docstrings
 from tintformer.cli.run import Split
@@ -75,6 +76,21 @@ def test_run_finds_its_rate_and_continues_the_text(model: Path) -> None:
     assert choice["train_tokens"] + choice["evaluation_tokens"] == record["train_tokens"]
     assert record["loss"] < record["loss_before"]
     assert isinstance(record["continuation"], str)
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_the_simulator_gives_the_losses_of_the_fast_engine(
+    run_here: Callable[..., None], capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    records: list[dict[str, Any]] = []
+    for engine in ("fast", "simulator"):
+        run_here("run", name, TEXT, "--learning-rate", "1e-4", "--engine", engine, "--json")
+        records.append(json.loads(capsys.readouterr().out))
+    fast, simulator = records
+    assert (fast["engine"], simulator["engine"]) == ("fast", "simulator")
+    assert simulator["loss_before"] == pytest.approx(fast["loss_before"], abs=1e-4)
+    assert simulator["loss"] == pytest.approx(fast["loss"], abs=1e-4)
+    assert fast["loss"] != fast["loss_before"]
 
 
 def test_run_for_people(model: Path, tmp_path: Path) -> None:

@@ -269,6 +269,27 @@ def test_the_command(
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["loss.png", "report.html", "updates.png"]
 
 
+def test_a_report_by_the_simulator_shows_the_losses_of_the_fast_engine(
+    run_here: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records: list[dict[str, Any]] = []
+    for engine in ("fast", "simulator"):
+        words = ["--learning-rate", "1e-4", "--engine", engine, "-o", tmp_path / engine, "--json"]
+        run_here("nano-gpt2", TEXT, *words)
+        records.append(json.loads(capsys.readouterr().out))
+    fast, simulator = records
+    assert (simulator["engine"], len(simulator["figures"])) == ("simulator", len(fast["figures"]))
+    for one, other in zip(fast["tokens"], simulator["tokens"], strict=True):
+        assert one["position"] == other["position"] and one["token"] == other["token"]
+        for key in ("token_loss", "token_loss_before"):
+            assert other[key] == pytest.approx(one[key], abs=1e-3)
+    for key in ("loss", "loss_before"):
+        assert simulator[key] == pytest.approx(fast[key], abs=1e-4)
+    for one, other in zip(fast["updates"], simulator["updates"], strict=True):
+        assert other["norm"] == pytest.approx(one["norm"], rel=1e-3)
+    assert "simulator" in (tmp_path / "simulator" / "report.html").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tintformer.auxiliary.checkpoints import CHECKPOINTS
 from tintformer.bundled import bundled_directory
-from tintformer.errors import LoadError
+from tintformer.errors import LoadError, cause
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -73,7 +73,7 @@ def meta_auxiliary(config: PretrainedConfig, name: str) -> Auxiliary:
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     except Exception as error:  # every family's code finds other faults in other ways
-        raise LoadError(f"transformers cannot build {name} from its configuration: {_first_line(error)}") from error
+        raise LoadError(f"transformers cannot build {name} from its configuration: {cause(error)}") from error
     return describe(model.eval(), family, name)
 
 
@@ -92,11 +92,7 @@ def _read_path(path: Path) -> PretrainedConfig:
     try:
         return AutoConfig.from_pretrained(file, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # every family's configuration checks other things in other ways
-        raise LoadError(f"{file} is no configuration that transformers can read: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise LoadError(f"{file} is no configuration that transformers can read: {cause(error)}") from error
 
 
 def _similar(name: str, count: int = 4) -> list[str]:

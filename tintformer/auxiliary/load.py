@@ -12,7 +12,7 @@ from tintformer.auxiliary.describe import describe
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.validate import check_model, find_family
 from tintformer.bundled import bundled_directory
-from tintformer.errors import LoadError, TintError
+from tintformer.errors import LoadError, TintError, cause
 
 
 def load(model: Any, *, dtype: torch.dtype | None = None, device: str | torch.device | None = None) -> Auxiliary:
@@ -57,23 +57,43 @@ def _load_name(name: str, dtype: torch.dtype, device: Any) -> Auxiliary:
 
 def _read(name: str, dtype: torch.dtype, options: dict[str, Any]) -> Any:
     """The model in evaluation mode; its configuration alone tells what is unsupported, before the weights are read."""
-    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM
 
     options = {"trust_remote_code": False, **options}
     try:
         find_family(AutoConfig.from_pretrained(name, **options), name)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+            name,
+            dtype=dtype,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported below
+            **options,
         )
     except TintError:
         raise
-    except (OSError, ImportError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
-        raise LoadError(f"cannot read {name}: {_first_line(error)}") from error
+    except Exception as error:  # transformers raises whatever its file readers raise
+        raise LoadError(
+            f"cannot read {name}: {cause(error)}; if its files are damaged or incomplete, copy or download them again"
+        ) from error
     model, report = loaded
-    if missing := sorted(report["missing_keys"]):  # transformers fills these with random numbers
-        raise LoadError(f"{name} lacks {len(missing)} parameters of its model, the first of them {missing[0]}")
+    _check_complete(name, report)
     return model.eval()
+
+
+def _check_complete(name: str, report: dict[str, Any]) -> None:
+    """Refuse what transformers would fill with random numbers."""
+    if misfits := sorted(report["mismatched_keys"]):
+        key, stored, asked = misfits[0]
+        raise LoadError(
+            f"{name} holds {len(misfits)} parameters of another shape than its config.json asks for, the first of them "
+            f"{key}: {tuple(stored)} instead of {tuple(asked)}; put the files of one model there"
+        )
+    if missing := sorted(report["missing_keys"]):
+        raise LoadError(
+            f"{name} lacks {len(missing)} parameters of its model, the first of them {missing[0]}; "
+            "put all files of the model there"
+        )
 
 
 def _directory_options(directory: Path) -> dict[str, Any]:
@@ -109,11 +129,6 @@ def _read_from_hub(name: str, dtype: torch.dtype) -> Any:
         except Exception as error:  # whatever keeps the hub from answering, the user is told the same three facts
             raise LoadError(
                 f"cannot load {name!r}: it is no local directory, it is not in the local cache, and the hub does not "
-                f"give it ({_first_line(error)}); check the name and the connection, or give a directory"
+                f"give it ({cause(error)}); check the name and the connection, or give a directory"
             ) from error
     return _read(name, dtype, {})
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -20,7 +20,7 @@ from tintformer.bench.contestant import Contestant
 from tintformer.bench.memory import Peak
 from tintformer.bench.settings import Settings
 
-VARIABLES = ("OMP_WAIT_POLICY", "OMP_NUM_THREADS")
+VARIABLES = ("OMP_WAIT_POLICY", "OMP_NUM_THREADS", "GOMP_SPINCOUNT")
 """Environment variables that change speed, besides those of the C library's allocator."""
 MEASURES = (
     "contestant",

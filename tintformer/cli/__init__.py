@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
 def main() -> None:
-    """Run the command line; bad input ends in one line on standard error and exit code 2."""
-    from tintformer.cli.app import app
+    """Run the command line; bad input ends in one line on standard error and exit code 2, Ctrl-C quietly in 130."""
     from tintformer.errors import TintError
+    from tintformer.waiting import settle_waiting
+
+    settle_waiting()
 
     try:
-        app()
+        from tintformer.cli.app import app
+
+        try:
+            app()
+        finally:
+            _flush()
+    except KeyboardInterrupt:  # while the commands were being imported; once they run, typer does the same
+        sys.exit(130)
+    except BrokenPipeError:  # nobody reads on, as after `| head`
+        sys.exit(1)
     except TintError as error:
-        print(f"tint: {error}", file=sys.stderr)
-        sys.exit(2)
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+
+
+def _flush() -> None:
+    """Write out what was printed while a full disk can still be reported in one line."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # The interpreter would try once more at its end, and say so.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
+
+
+def _fail(message: str) -> None:
+    print(f"tint: {message}", file=sys.stderr)
+    sys.exit(2)
