@@ -4,13 +4,13 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 SMOLLM2 := .models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf
 
-# Waiting threads sleep instead of spinning: torch is several times faster on a machine that others use too.
-export OMP_WAIT_POLICY ?= passive
+# Waiting threads soon sleep instead of spinning (tintformer/waiting.py): this is for what is run without `tint`.
+export GOMP_SPINCOUNT ?= 50000
 # Spares pyright a look at the registry for a newer version of itself.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test sweep models lint format bench clean
+.PHONY: help demo package test sweep models lint format docs figure bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -46,11 +46,30 @@ format: $(INSTALLED) ## format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+docs: $(INSTALLED) ## build the documentation into site/ (a broken link or anchor is an error)
+	$(BIN)/mkdocs build --strict
+
+# The wheel and nothing of the repository: a new environment in a new directory, and the hub switched off.
+package: $(INSTALLED) ## build the wheel, install it in an empty environment and run the demo there
+	rm -rf dist
+	$(BIN)/python -m build --wheel --outdir dist >/dev/null
+	test "$$(wc -c < dist/*.whl)" -lt 25000000
+	place=$$(mktemp -d) && trap 'rm -rf "$$place"' EXIT && \
+	$(PYTHON) -m venv "$$place/venv" && \
+	"$$place/venv/bin/python" -m pip install --quiet "$$(grep '^torch==' constraints.txt)" && \
+	"$$place/venv/bin/python" -m pip install --quiet -c constraints.txt dist/*.whl && \
+	cd "$$place" && HF_HUB_OFFLINE=1 venv/bin/tint demo
+
+figure: $(INSTALLED) ## redraw the figure of the README from the demo's report (needs Chromium)
+	$(BIN)/tint demo -o build/demo >/dev/null
+	chromium --headless --no-sandbox --hide-scrollbars --force-device-scale-factor=1.5 --window-size=1180,1130 \
+		--screenshot=docs/figures/report.png build/demo/nano-llama-visit/report.html
+
 bench: $(INSTALLED) ## measure speed and memory against explicit fine-tuning (tens of minutes)
 	$(BIN)/tint bench
 
 clean: ## remove caches and built files (.venv stays; delete it to start over)
-	rm -rf build dist .hypothesis .pytest_cache .ruff_cache
+	rm -rf build dist site .hypothesis .pytest_cache .ruff_cache
 	find . -path ./.venv -prune -o -type d -name __pycache__ -exec rm -rf {} +
 
 # torch comes first and by its exact pin: a range would pull gigabytes of CUDA packages.

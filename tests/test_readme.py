@@ -1,24 +1,52 @@
 # pyright: basic
-"""What the README says works: its example, and the commands it names."""
+"""What the README and the quick start say works: their examples, and the commands they name."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from cases import make_model
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+QUICK_START = (ROOT / "docs" / "quick-start.md").read_text(encoding="utf-8")
+NOT_HERE = ("pip install .", "tint demo")
+"""Blocks that are not run: the tests run in what is installed already, and tests/cli/test_commands.py runs the demo."""
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """The code of a page in its order, each with its language."""
+    return re.findall(r"^```(\w+)\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+
+
+def run_python(page: str, namespace: dict[str, object], name: str) -> None:
+    """Run the examples of a page one after the other, as if they stood in one file."""
+    for language, code in blocks(page):
+        if language == "python":
+            exec(compile(code, name, "exec"), namespace)
+
+
+def run_shell(code: str) -> str:
+    """Run commands as a user would paste them, with the `tint` of this environment."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1"}
+    words = ["bash", "-euo", "pipefail", "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600, env=environment)
+    assert done.returncode == 0, f"{code}\n{done.stderr}"
+    return done.stdout
 
 
 def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     make_model("llama", torch.float32).save_pretrained(tmp_path / "my-model")
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {}
-    for code in re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL):
-        exec(compile(code, "README.md", "exec"), namespace)
+    run_python(README, namespace, "README.md")
     printed = capsys.readouterr().out
     assert "->" in printed and "self_attn.v_proj.weight" in printed
     assert (tmp_path / "update.safetensors").exists()
@@ -26,14 +54,34 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert float(out.loss) != float(out.loss_before)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
+def test_the_quick_start_runs_from_top_to_bottom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    namespace: dict[str, object] = {}
+    commands: list[str] = []
+    for language, code in blocks(QUICK_START):
+        if language == "python":
+            exec(compile(code, "quick-start.md", "exec"), namespace)
+        elif code.strip() not in NOT_HERE:
+            assert language == "sh", f"a block in {language} is not run: {code}"
+            commands.append(code)
+            assert run_shell(code).strip(), f"this printed nothing: {code}"
+    named = set(re.findall(r"^tint (\w+)", "\n".join(commands), flags=re.MULTILINE))
+    assert named == {"run", "report", "adapt", "build", "inspect", "params", "verify"}
+    assert capsys.readouterr().out.count("->") == 2
+    for written in ("report/report.html", "update.safetensors", "adapted.safetensors", "simulator/config.json"):
+        assert (tmp_path / written).exists(), written
+    out, inside = namespace["out"], namespace["inside"]
+    assert float(out.loss) != float(out.loss_before)  # type: ignore[attr-defined]
+    torch.testing.assert_close(inside.logits, out.logits, rtol=1e-3, atol=1e-3)  # type: ignore[attr-defined]
+
+
 def test_the_make_targets_exist() -> None:
-    makefile = (Path(__file__).parent.parent / "Makefile").read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"make ([a-z]+)", README))
     assert {"demo", "test"} <= targets
-    for target in targets:
-        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
-
-
-def test_the_links_lead_somewhere() -> None:
-    for link in re.findall(r"\]\((?!http)([^)#]+)\)", README):
-        assert (Path(__file__).parent.parent / link).exists(), link
+    for target in targets | set(re.findall(r"`make ([a-z]+)`", QUICK_START)):
+        assert re.search(rf"^{target}(?: [a-z]+)*:", makefile, flags=re.MULTILINE), target

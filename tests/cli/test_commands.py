@@ -70,12 +70,16 @@ def test_the_readme_lists_every_family() -> None:
             assert row[key] in line, (row["family"], key)
 
 
-def test_the_demo_learns_on_both_models_and_its_engines_agree(tmp_path: Path) -> None:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    done = subprocess.run([str(TINT), "demo", "--json"], capture_output=True, text=True, timeout=300, env=environment)
+@pytest.mark.slow
+def test_the_demo_learns_on_both_models_and_texts_and_its_engines_agree(tmp_path: Path) -> None:
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
+    command = [str(TINT), "demo", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
-    assert [result["model"] for result in results] == ["nano-gpt2", "nano-llama"]
+    assert [(result["model"], result["text"]) for result in results] == [
+        (model, text) for model in ("nano-gpt2", "nano-llama") for text in ("address", "visit")
+    ]
     for result in results:
         before, explicit, fast, simulator = result["perplexities"].values()
         assert explicit < before and fast < before
@@ -83,6 +87,8 @@ def test_the_demo_learns_on_both_models_and_its_engines_agree(tmp_path: Path) ->
         assert result["engines_differ_by"] < 1e-3
         assert 0.7 < result["cosine"] <= 1
         assert result["simulator"] < result["auxiliary"] < result["paper"]
+        assert len(result["gained_most"]) == 5
+        assert (tmp_path / result["report"]).read_text().startswith("<!doctype html>")
 
 
 @pytest.mark.parametrize("arguments", [("nonsense",), ("models", "--nonsense"), ("demo", "extra")])

@@ -25,7 +25,8 @@ def bench(
     case: Annotated[
         list[str] | None,
         typer.Option(
-            help="8x64, 4x256, 2x1024 (batch x tokens), few_shot, long, tiny, tiny_few_shot; default: the first four."
+            help="8x64, 4x256, 2x1024 (batch x tokens), few_shot, long, simulator, tiny, tiny_few_shot; "
+            "default: the first four."
         ),
     ] = None,
     contestant: Annotated[

@@ -13,16 +13,16 @@ from tintformer.cli.output import Json, print_json, print_table, progress_bar
 if TYPE_CHECKING:
     from tintformer.auxiliary.description import Auxiliary
 
-SHOWN = (("nano-gpt2", "address"), ("nano-llama", "visit"))
-"""Bundled models, and the text that each of them reads."""
 GAINS = 5
 """Tokens listed of those that gained most."""
+REPORTS = Path("tint-demo")
 
 
 def demo(
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Also write a report of each text into this directory.")
-    ] = None,
+        Path, typer.Option("--output", "-o", help="Directory for the reports, one for each model and text.")
+    ] = REPORTS,
+    report: Annotated[bool, typer.Option(help="Write the reports.")] = True,
     json: Json = False,
 ) -> None:
     """Train the bundled models inside one forward pass on the first part of a text, and score the rest.
@@ -30,24 +30,31 @@ def demo(
     The same text is scored by the model as it is, after explicit fine-tuning, by the fast engine and by the constructed
     simulator. Nothing is downloaded.
     """
-    if output is not None:
+    from tintformer.bundled import BUNDLED, TEXTS
+
+    pairs = [(model, text) for model in BUNDLED for text in TEXTS]
+    places = {pair: output / "-".join(pair) if report else None for pair in pairs}
+    if report:
         from tintformer.report import check_directory
 
-        for model, _ in SHOWN:
-            check_directory(output / model)
+        for place in places.values():
+            assert place is not None
+            check_directory(place)
     results: list[dict[str, Any]] = []
     with plain_warnings(), progress_bar() as progress:
-        for number, (model, text) in enumerate(SHOWN):
-            progress(f"{model} reads {text}", number / len(SHOWN))
-            results.append(show(model, text, output))
+        for number, (model, text) in enumerate(pairs):
+            progress(f"{model} reads {text}", number / len(pairs))
+            results.append(show(model, text, places[model, text]))
     if json:
         print_json(results)
     else:
         for result in results:
             _print(result)
+        for result in results:
+            print(_in_one_line(result))
 
 
-def show(model: str, name: str, output: Path | None = None) -> dict[str, Any]:
+def show(model: str, name: str, output: Path | None) -> dict[str, Any]:
     """One model on one text: losses four ways, how far they agree, and how large everything is."""
     import torch
 
@@ -99,7 +106,7 @@ def show(model: str, name: str, output: Path | None = None) -> dict[str, Any]:
         from tintformer.report import collect, write
 
         found = collect(auxiliary, rule, text, encoded, tokenizer, train_tokens=num_train, choice=choice)
-        result["report"] = str(write(found, output / model))
+        result["report"] = str(write(found, output))
     return result
 
 
@@ -153,5 +160,9 @@ def _print(result: dict[str, Any]) -> None:
     print(f"gained most, in nats: {gained}")
     if result["report"]:
         print(f"report: {result['report']}")
+    print()
+
+
+def _in_one_line(result: dict[str, Any]) -> str:
     before, *_, after = result["perplexities"].values()
-    print(f"{result['model']}: perplexity {before:.2f} -> {after:.2f}\n")
+    return f"{result['model']} on {result['text']}: perplexity {before:.2f} -> {after:.2f}"

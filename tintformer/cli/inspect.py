@@ -76,7 +76,10 @@ class View:
 def inspect(
     model: Annotated[
         str | None,
-        typer.Argument(help="A directory, or a hub id such as gpt2; only --figures goes without.", show_default=False),
+        typer.Argument(
+            help="A directory, a bundled name or a hub id such as gpt2; only --figures goes without.",
+            show_default=False,
+        ),
     ] = None,
     text: Text = None,
     *,

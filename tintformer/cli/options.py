@@ -17,7 +17,12 @@ from tintformer.rule.learning_rule import PRESETS, LearningRule
 AUTO = "auto"
 DTYPES = ("float32", "float64", "bfloat16")
 
-Model = Annotated[str, typer.Argument(help="A directory, or a hub id such as gpt2.", show_default=False)]
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="A directory, nano-gpt2 or nano-llama (bundled), or a hub id such as gpt2.", show_default=False
+    ),
+]
 Text = Annotated[str | None, typer.Argument(help="The text; - reads standard input.", show_default=False)]
 Layout = Annotated[
     str | None,

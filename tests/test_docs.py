@@ -1,0 +1,133 @@
+# pyright: basic
+"""The documentation: it builds without a warning, its links lead somewhere, and it names what is there."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+READMES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "training" / "README.md"]
+VARIES = "…"
+"""Stands for what a message fills in."""
+
+
+def prose(page: Path) -> str:
+    """A page without its fenced code."""
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def links(page: Path) -> list[str]:
+    """Targets of links and images that are no addresses."""
+    found = re.findall(r"\]\(([^)\s]+)\)", prose(page))
+    return [link for link in found if not re.match(r"[a-z]+:", link)]
+
+
+def anchors(page: Path) -> set[str]:
+    """What a heading is called in a link, where repositories are shown."""
+    titles = re.findall(r"^#+ (.*)$", prose(page), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
+
+
+def cells(page: Path, column: int) -> list[str]:
+    """One column of all tables of a page, without their heads."""
+    bodies = re.findall(r"^\|[-|: ]+\|\n((?:\|.*\n)+)", prose(page), flags=re.MULTILINE)
+    return [row.strip("|").split("|")[column].strip() for body in bodies for row in body.splitlines()]
+
+
+def code_spans(text: str) -> list[str]:
+    return [(double or single).strip() for double, single in re.findall(r"``(.+?)``|`([^`]+)`", text)]
+
+
+def build_site(directory: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    """What `make docs` runs, in a directory with docs/ and mkdocs.yml."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (options,) = re.findall(r"^docs:.*\n\t\$\(BIN\)/mkdocs (.*)$", makefile, flags=re.MULTILINE)
+    command = [sys.executable, "-m", "mkdocs", *options.split(), "--site-dir", str(site)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=directory)
+
+
+def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    done = build_site(ROOT, tmp_path / "site")
+    assert done.returncode == 0, done.stderr
+    built = sorted((tmp_path / "site").rglob("*.html"))
+    assert len(built) > len(PAGES)  # 404.html on top
+    for page in built:
+        html = page.read_text(encoding="utf-8")
+        loads = r"<(?:script|img|iframe|source|audio|video)\b[^>]*?\bsrc=\"([^\"]+)\"|<link\b[^>]*?\bhref=\"([^\"]+)\""
+        loaded = ["".join(pair) for pair in re.findall(loads, html)]
+        assert loaded, page
+        assert [each for each in loaded if re.match(r"(?:[a-z]+:)?//", each)] == [], page
+    for sheet in (tmp_path / "site").rglob("*.css"):
+        assert not re.search(r"url\([\"']?(?:https?:)?//", sheet.read_text(encoding="utf-8")), sheet
+
+
+@pytest.mark.parametrize("link", ["nothing.md", "symbols.md#nothing", "../README.md"])
+def test_a_broken_link_fails_the_build(tmp_path: Path, link: str) -> None:
+    shutil.copytree(DOCS, tmp_path / "docs")
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    with (tmp_path / "docs" / "index.md").open("a", encoding="utf-8") as page:
+        page.write(f"\n[broken]({link})\n")
+    done = build_site(tmp_path, tmp_path / "site")
+    assert done.returncode != 0 and link in done.stderr
+
+
+@pytest.mark.parametrize("page", READMES + PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    wrong = []
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists():
+            wrong.append(f"{link}: there is no such file")
+        elif anchor and anchor not in anchors(target):
+            wrong.append(f"{link}: the page has no such heading")
+        elif page in PAGES and not target.is_relative_to(DOCS):
+            wrong.append(f"{link}: the site holds docs/ alone; name the path without a link")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", READMES + PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_paths_that_are_named_exist(page: Path) -> None:
+    named = re.findall(r"`((?:tintformer|tests|benchmarks|training|docs|\.ci)/[\w./-]*)`", prose(page))
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_every_symbol_exists_where_the_table_says() -> None:
+    page = DOCS / "symbols.md"
+    names, places = cells(page, 1), cells(page, 3)
+    assert len(names) > 30
+    for cell, place in zip(names, places, strict=True):
+        (path,) = code_spans(place)
+        source = (ROOT / path).read_text(encoding="utf-8")
+        assert code_spans(cell), cell
+        for name in code_spans(cell):
+            assert re.search(rf"\b{re.escape(name)}\b", source), f"{name} is not in {path}"
+
+
+def messages_of_the_package() -> list[str]:
+    """Every string of the package, with a mark where a value is filled in."""
+    found: list[str] = []
+    for path in (ROOT / "tintformer").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = (part.value if isinstance(part, ast.Constant) else VARIES for part in node.values)
+                found.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return found
+
+
+def test_every_message_is_quoted_as_the_code_gives_it() -> None:
+    quoted = [message for cell in cells(DOCS / "troubleshooting.md", 0) for message in code_spans(cell)]
+    assert len(quoted) > 40
+    known = messages_of_the_package()
+    assert [message for message in quoted if not any(message in each for each in known)] == []
