@@ -108,16 +108,14 @@ def choose_rate(
         position_ids=position_ids,
     )
     inner = _hold_out(auxiliary, batch, segments=segment_ids is not None, losses=loss_mask is not None)
-    rates = default_grid(rule, inner.num_targets) if grid is None else _checked(grid)
 
-    @cache
     def attempt(rate: float) -> RatePoint:
         point = RatePoint(rate=rate, loss=_loss(auxiliary, replace(rule, learning_rate=rate), engine, inner, together))
         if on_point is not None:
             on_point(point)
         return point
 
-    curve = _search(attempt, rates) if grid is not None else _refine(attempt, _search(attempt, rates, start=START))
+    curve = rate_curve(attempt, rule, inner.num_targets, grid=grid)
     best = min(curve[1:], key=lambda point: point.loss)
     helps = _helps(best, curve[0])
     chosen = best if grid is not None else _just_below(best, curve)
@@ -128,6 +126,16 @@ def choose_rate(
         train_tokens=int(inner.train_mask.sum()),
         evaluation_tokens=int(inner.score_mask.sum()),
     )
+
+
+def rate_curve(
+    attempt: Callable[[float], RatePoint], rule: LearningRule, num_targets: int, *, grid: Iterable[float] | None = None
+) -> list[RatePoint]:
+    """Rates by `attempt`, rising, the model as it is first; without a `grid` the best is surrounded more closely."""
+    once = cache(attempt)
+    if grid is not None:
+        return _search(once, _checked(grid))
+    return _refine(once, _search(once, default_grid(rule, num_targets), start=START))
 
 
 def default_grid(rule: LearningRule, num_targets: int) -> tuple[float, ...]:

@@ -38,6 +38,11 @@ class Tuned:
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule, updates: Updates):
         self.auxiliary, self.rule, self._updates = auxiliary, rule, updates
 
+    @classmethod
+    def untrained(cls, auxiliary: Auxiliary) -> Tuned:
+        """The model as it is, in the form of one that has learnt: what learning is compared with."""
+        return cls(auxiliary, LearningRule(learning_rate=0.0), Updates())
+
     @torch.no_grad()
     def score(
         self,

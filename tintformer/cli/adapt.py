@@ -16,7 +16,6 @@ from tintformer.cli.learning import (
     print_losses,
     print_rate,
     settle_rule,
-    untrained,
 )
 from tintformer.cli.options import Dtype, Model, RuleOptions, Text, with_rule_options
 from tintformer.cli.output import Json, print_json
@@ -63,10 +62,11 @@ def train_and_save(
 ) -> dict[str, Any]:
     """Learn one update from all rows, write it, and say how the loss on them changed."""
     from tintformer.tint import Tint
+    from tintformer.tuned import Tuned
 
     rule, choice = settle_rule(options, auxiliary, input_ids, attended, together=True, attention_mask=attended)
     tuned = Tint(auxiliary, rule).adapt(input_ids, attention_mask=attended)
-    before = untrained(auxiliary, rule).score(input_ids, attention_mask=attended)
+    before = Tuned.untrained(auxiliary).score(input_ids, attention_mask=attended)
     after = tuned.score(input_ids, attention_mask=attended)
     assert before.loss is not None and after.loss is not None
     tuned.save(output)

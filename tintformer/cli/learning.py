@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tintformer.auxiliary.description import Auxiliary
     from tintformer.rates import RateChoice
     from tintformer.rule.learning_rule import LearningRule
-    from tintformer.tuned import Tuned
 
 
 @contextmanager
@@ -36,18 +35,29 @@ def plain_warnings() -> Generator[None]:
 
 def open_model(name: str, dtype: str) -> Auxiliary:
     """Load a model without the chatter of the libraries."""
-    if dtype not in DTYPES:
-        raise LoadError(f"dtype={dtype!r} is unknown; choose one of {', '.join(DTYPES)}")
-    if not sys.stderr.isatty():
-        os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported, so before transformers is
+    check_dtype(dtype)
+    quiet_libraries()
     import torch
-    import transformers
 
     from tintformer.auxiliary.load import load
 
+    return load(name, dtype=getattr(torch, dtype))
+
+
+def check_dtype(dtype: str) -> None:
+    """Refuse what is no kind of number that models are computed in."""
+    if dtype not in DTYPES:
+        raise LoadError(f"dtype={dtype!r} is unknown; choose one of {', '.join(DTYPES)}")
+
+
+def quiet_libraries() -> None:
+    """Keep transformers from talking; it is imported here."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported, so before transformers is
+    import transformers
+
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    return load(name, dtype=getattr(torch, dtype))
 
 
 def settle_rule(
@@ -85,14 +95,6 @@ def settle_rule(
             on_point=show if console.is_terminal else None,
         )
     return replace(rule, learning_rate=choice.rate), choice
-
-
-def untrained(auxiliary: Auxiliary, rule: LearningRule) -> Tuned:
-    """The model as it is, in the form of one that has learnt nothing."""
-    from tintformer.engines.fast.updates import Updates
-    from tintformer.tuned import Tuned
-
-    return Tuned(auxiliary, rule, Updates())
 
 
 def losses_record(before: float, after: float) -> dict[str, Any]:

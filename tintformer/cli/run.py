@@ -19,7 +19,6 @@ from tintformer.cli.learning import (
     print_rate,
     settle_rule,
     shown,
-    untrained,
 )
 from tintformer.cli.options import Dtype, Model, RuleOptions, Text, given_names, with_rule_options
 from tintformer.cli.output import Json, print_json, print_table
@@ -178,7 +177,7 @@ def use_update(auxiliary: Auxiliary, encoded: Encoded, path: Path) -> Result:
 
     input_ids = torch.tensor([encoded.input_ids])
     tuned = Tuned.load(path, auxiliary)
-    before, after = untrained(auxiliary, tuned.rule).score(input_ids), tuned.score(input_ids)
+    before, after = Tuned.untrained(auxiliary).score(input_ids), tuned.score(input_ids)
     evaluated = after.evaluation_mask[0]
     return Result(
         rule=tuned.rule,

@@ -1,0 +1,1 @@
+"""Experiments: data by description, prompts, and records of every unit of work."""

@@ -1,0 +1,140 @@
+"""Doing in-context learning: rates on examples of their own, then every method on the test examples of every seed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any, Literal
+
+from tintformer.experiments.classification import AT_ONCE, ClassificationUnit, InContextLearning, open_classification
+from tintformer.experiments.methods import Method, find_methods
+from tintformer.experiments.work import Workers
+from tintformer.rates import RatePoint, rate_curve
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """What a method said to the test examples of one seed."""
+
+    seed: int
+    labels: tuple[int, ...]
+    scores: tuple[tuple[float, ...], ...]
+    """Log-probabilities of the label words, for each example."""
+    calibration: tuple[float, ...]
+    """Those of the calibration prompt."""
+    num_tokens: tuple[int, ...]
+    """Tokens of each label word."""
+    demonstrations: float
+    """How many were in the prompt, on average: "multi" takes as many as fit."""
+    cut: int
+    """Texts that lost their end."""
+
+    def calibrated(self) -> Answers:
+        """Scores above what the prompt alone makes of the label words."""
+        return replace(
+            self,
+            scores=tuple(
+                tuple(score - empty for score, empty in zip(scores, self.calibration, strict=True))
+                for scores in self.scores
+            ),
+        )
+
+    def by_length(self) -> Answers:
+        """Scores as a mean over the tokens of each label word, for words of different lengths."""
+        counts = self.num_tokens
+        return replace(
+            self,
+            scores=tuple(tuple(s / n for s, n in zip(each, counts, strict=True)) for each in self.scores),
+            calibration=tuple(s / n for s, n in zip(self.calibration, counts, strict=True)),
+        )
+
+    def right(self) -> list[float]:
+        """1 where the best label word is the right one, else 0; a diverged model is right nowhere."""
+        return [
+            float(math.isfinite(max(scores)) and scores.index(max(scores)) == label)
+            for scores, label in zip(self.scores, self.labels, strict=True)
+        ]
+
+    def cross_entropy(self) -> list[float]:
+        """Of the right label among the label words, in nats."""
+        return [_cross_entropy(scores, label) for scores, label in zip(self.scores, self.labels, strict=True)]
+
+
+def _cross_entropy(scores: tuple[float, ...], label: int) -> float:
+    best = max(scores)
+    if not math.isfinite(best):
+        return math.inf
+    return best + math.log(sum(math.exp(score - best) for score in scores)) - scores[label]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassificationResult:
+    """One method in one setting."""
+
+    method: str
+    rate: float
+    curve: tuple[RatePoint, ...]
+    """Label cross-entropy on the tuning examples by rate."""
+    answers: tuple[Answers, ...]
+    """One a seed."""
+
+
+def run_classification(experiment: InContextLearning, crew: Workers) -> list[ClassificationResult]:
+    """Every method in the experiment's setting; all seeds share one rate a method."""
+    rates: dict[str, float] = {}
+    results: list[ClassificationResult] = []
+    for name, method in find_methods(experiment.methods).items():
+        curve = _curve(experiment, name, method, crew)
+        rates[name] = rates[method.rate_of] if method.rate_of else _best(curve)
+        answers = _answers(experiment, name, rates[name], "test", crew)
+        results.append(ClassificationResult(method=name, rate=rates[name], curve=tuple(curve), answers=answers))
+    return results
+
+
+def _curve(experiment: InContextLearning, name: str, method: Method, crew: Workers) -> list[RatePoint]:
+    if method.preset is None or method.rate_of:
+        return []
+    if experiment.rates is not None and len(experiment.rates) == 1:
+        return [RatePoint(rate=experiment.rates[0], loss=math.nan)]
+
+    def attempt(rate: float) -> RatePoint:
+        answers = _answers(experiment, name if rate else "auxiliary", rate, "tuning", crew)
+        return RatePoint(rate=rate, loss=fmean(value for each in answers for value in each.cross_entropy()))
+
+    rule = method.rule(0.0, layers=experiment.layers, steps=experiment.steps)
+    return rate_curve(attempt, rule, max(1, experiment.shots), grid=experiment.rates)
+
+
+def _best(curve: list[RatePoint]) -> float:
+    return min(curve[-1:] if len(curve) == 1 else curve[1:], key=lambda point: point.loss).rate if curve else 0.0
+
+
+def _answers(
+    experiment: InContextLearning, name: str, rate: float, part: Literal["test", "tuning"], crew: Workers
+) -> tuple[Answers, ...]:
+    # Without demonstrations seeds differ in nothing but their tuning examples.
+    seeds = experiment.seeds if experiment.shots else experiment.seeds[:1]
+    count = open_classification(experiment).count(part)
+    units = [
+        ClassificationUnit(method=name, rate=rate, seed=seed, part=part, start=start, stop=min(start + AT_ONCE, count))
+        for seed in seeds
+        for start in range(0, count, AT_ONCE)
+    ]
+    results = crew.complete(experiment, units)
+    return tuple(
+        _gather(seed, [result for unit, result in zip(units, results, strict=True) if unit.seed == seed])
+        for seed in seeds
+    )
+
+
+def _gather(seed: int, parts: list[dict[str, Any]]) -> Answers:
+    return Answers(
+        seed=seed,
+        labels=tuple(label for part in parts for label in part["labels"]),
+        scores=tuple(tuple(scores) for part in parts for scores in part["scores"]),
+        calibration=tuple(parts[0]["calibration"]),
+        num_tokens=tuple(parts[0]["tokens"]),
+        demonstrations=fmean(count for part in parts for count in part["demonstrations"]),
+        cut=sum(part["cut"] for part in parts),
+    )

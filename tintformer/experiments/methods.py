@@ -1,0 +1,58 @@
+"""Methods: the ways to learn from the training part that are compared, each a learning rule without its rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tintformer.errors import InputError
+from tintformer.rule.learning_rule import LearningRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A way to learn: which gradient, and which parameters it moves."""
+
+    title: str
+    """What tables call it."""
+    preset: Callable[..., LearningRule] | None = None
+    """Makes the rule; None where nothing is learnt."""
+    knobs: dict[str, Any] = field(default_factory=dict[str, Any])
+    rate_of: str | None = None
+    """The method whose rate it takes, so that the two differ in their gradient alone; None: it has its own."""
+
+    def rule(self, rate: float, *, layers: int | None, steps: int) -> LearningRule:
+        """The rule at a rate."""
+        assert self.preset is not None, f"{self.title} learns nothing"
+        return self.preset(learning_rate=rate, layers=layers, steps=steps, **self.knobs)
+
+
+METHODS = {
+    "auxiliary": Method(title="the model as it is"),
+    "fine-tuning": Method(title="fine-tuning, all block weights", preset=LearningRule.full),
+    "linears": Method(title="fine-tuning, block linears", preset=LearningRule.full, knobs={"update_norm_scale": False}),
+    "moved": Method(title="fine-tuning, what TinT moves", preset=LearningRule, knobs={"attention_gradient": "exact"}),
+    "moved-same-rate": Method(
+        title="fine-tuning, what TinT moves, at TinT's rate",
+        preset=LearningRule,
+        knobs={"attention_gradient": "exact"},
+        rate_of="tint",
+    ),
+    "tint": Method(title="TinT", preset=LearningRule),
+    "tint-paper": Method(title="TinT, differences as printed", preset=LearningRule.paper),
+}
+"""By name. Fine-tuning is SGD by the true gradient. Every engine takes it, `oracle` by autograd; parity between them is
+tested, so the fast one does it unless another is asked for."""
+
+
+def find_methods(names: tuple[str, ...]) -> dict[str, Method]:
+    """Methods by name, in the order of the table; one that takes another's rate comes after that one."""
+    unknown = [name for name in names if name not in METHODS]
+    if unknown:
+        raise InputError(f"unknown method {unknown[0]!r}; choose from {', '.join(METHODS)}")
+    missing = [name for name in names if METHODS[name].rate_of not in (None, *names)]
+    if missing:
+        raise InputError(f"{missing[0]} takes the rate of {METHODS[missing[0]].rate_of}; add that method")
+    found = {name: METHODS[name] for name in METHODS if name in names}
+    return dict(sorted(found.items(), key=lambda item: item[1].rate_of is not None))

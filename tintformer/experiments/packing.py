@@ -1,0 +1,198 @@
+"""Packing: prompts as the sequences, segments and masks that `Tint` and `Tuned.score` take.
+
+"single" treats demonstrations as independent training examples: segments that see themselves and the first BOS alone.
+"multi" is one text of all demonstrations and the test input (section "Experiments" of the paper).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypedDict, get_args
+
+from tintformer.errors import InputError
+from tintformer.experiments.prompts import Encoder, Question, Role, Scored
+from tintformer.experiments.tasks.task import Example
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Loss = Literal["label", "full"]
+SHARED = -1
+"""The segment id of tokens that all segments see, as in `tintformer.batch`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """One sequence: tokens, what each is there for, and the segment it belongs to."""
+
+    ids: tuple[int, ...]
+    roles: tuple[Role, ...]
+    segments: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def training(self) -> Packed:
+        """The demonstrations alone, for `Tint.adapt`: what stands before the test input."""
+        end = next((number for number, role in enumerate(self.roles) if role >= Role.TEST), len(self))
+        return Packed(ids=self.ids[:end], roles=self.roles[:end], segments=self.segments[:end])
+
+    def alone(self) -> Packed:
+        """The test input of "single" and the BOS: all that its answer sees, for `Tuned.score`."""
+        kept = [number for number, at in enumerate(self.segments) if at in (SHARED, self.segments[-1])]
+        return Packed(
+            ids=tuple(self.ids[number] for number in kept),
+            roles=tuple(self.roles[number] for number in kept),
+            segments=tuple(min(self.segments[number], 0) for number in kept),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompted:
+    """A test input as it is put to a model, once for each label word."""
+
+    sequences: tuple[Packed, ...]
+    """One for each label word, equal up to the answer."""
+    answers: tuple[tuple[int, ...], ...]
+    """The tokens of each label word, as they are scored."""
+    num_demonstrations: int
+    """How many are in it; "multi" takes as many as fit."""
+    num_cut: int
+    """How many texts lost their end because they were too long."""
+
+
+def single(encoder: Encoder, demonstrations: Sequence[Example], text: str | None) -> Prompted:
+    """Demonstrations and test input as segments after one shared BOS; positions restart in each of them.
+
+    Every segment may be as long as the context; None in place of a text asks with the calibration prompt.
+    """
+    shown = [encoder.demonstration(example) for example in demonstrations]
+    question = encoder.question(text)
+    segments = [scored for scored, _ in shown]
+    return Prompted(
+        sequences=tuple(_segmented(encoder, [*segments, scored]) for scored in question.scored),
+        answers=question.answers,
+        num_demonstrations=len(shown),
+        num_cut=sum(cut for _, cut in shown) + question.cut,
+    )
+
+
+def multi(encoder: Encoder, demonstrations: Sequence[Example], text: str | None) -> Prompted:
+    """One text of demonstrations and test input, with as many of the first demonstrations as fit.
+
+    The test input is cut only if it does not fit even without any. Without demonstrations this is the zero-shot
+    sequence; None in place of a text asks with the calibration prompt.
+    """
+    question, count = _with_demonstrations(encoder, demonstrations, text)
+    first = encoder.first
+    sequences = tuple(
+        Packed(
+            ids=first + scored.ids,
+            roles=(Role.FIRST,) * len(first) + scored.roles,
+            segments=(0,) * (len(first) + len(scored)),
+        )
+        for scored in question.scored
+    )
+    return Prompted(sequences=sequences, answers=question.answers, num_demonstrations=count, num_cut=int(question.cut))
+
+
+def _with_demonstrations(encoder: Encoder, demonstrations: Sequence[Example], text: str | None) -> tuple[Question, int]:
+    """A question after as many demonstrations as fit, and their number."""
+    best, count = encoder.question(text), 0
+    if best.cut:
+        return best, count
+    guess = encoder.room_for(demonstrations, best)
+    # Where pieces meet, tokens may merge, so the guess is tried, and its neighbours after it.
+    while guess > count:
+        question = encoder.question_after(demonstrations[:guess], text)
+        if question.longest <= encoder.room:
+            best, count = question, guess
+            break
+        guess -= 1
+    while count < len(demonstrations):
+        question = encoder.question_after(demonstrations[: count + 1], text)
+        if question.longest > encoder.room:
+            break
+        best, count = question, count + 1
+    return best, count
+
+
+def separate(encoder: Encoder, demonstrations: Sequence[Example]) -> tuple[Packed, ...]:
+    """One sequence a demonstration: adapting on them together is "single" without a test input."""
+    return tuple(_segmented(encoder, [encoder.demonstration(example)[0]]) for example in demonstrations)
+
+
+def _segmented(encoder: Encoder, parts: Sequence[Scored]) -> Packed:
+    first = encoder.first
+    return Packed(
+        ids=(*first, *(token for part in parts for token in part.ids)),
+        roles=(*(Role.FIRST for _ in first), *(role for part in parts for role in part.roles)),
+        segments=(*(SHARED for _ in first), *(number for number, part in enumerate(parts) for _ in part.ids)),
+    )
+
+
+class Learning(TypedDict):
+    """The keywords of `Tint(...)` and `Tint.adapt`."""
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    segment_ids: Tensor
+    train_mask: Tensor
+    loss_mask: Tensor
+
+
+class Scoring(TypedDict):
+    """The keywords of `Tuned.score`."""
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    segment_ids: Tensor
+    score_mask: Tensor
+
+
+def to_learn(sequences: Sequence[Packed], *, loss: Loss, test_text: bool = True, padding: int = 0) -> Learning:
+    """Sequences to learn from and to predict: everything but the answer is the training part.
+
+    `loss` "label" has the labels of demonstrations as targets, "full" all tokens; then `test_text` says whether the
+    test input without its answer is learnt from as well, as the authors do.
+    """
+    import torch
+
+    if loss not in get_args(Loss):
+        raise InputError(f"loss={loss!r} is unknown; choose one of {', '.join(get_args(Loss))}")
+    wanted = {Role.LABEL} if loss == "label" else {Role.CONTEXT, Role.LABEL} | ({Role.TEST} if test_text else set())
+    if any(wanted.isdisjoint(sequence.roles) for sequence in sequences):
+        raise InputError(f"loss={loss!r} has nothing to learn from without demonstrations; give some")
+    roles, attended = _padded([each.roles for each in sequences], Role.FIRST), _attended(sequences)
+    return Learning(
+        input_ids=_padded([each.ids for each in sequences], padding),
+        attention_mask=attended,
+        segment_ids=_padded([each.segments for each in sequences], 0),
+        train_mask=(roles != Role.ANSWER) & attended,
+        loss_mask=torch.isin(roles, torch.tensor(sorted(wanted))) & attended,
+    )
+
+
+def to_score(sequences: Sequence[Packed], *, padding: int = 0) -> Scoring:
+    """Sequences to predict only: the answers are scored."""
+    return Scoring(
+        input_ids=_padded([each.ids for each in sequences], padding),
+        attention_mask=_attended(sequences),
+        segment_ids=_padded([each.segments for each in sequences], 0),
+        score_mask=_padded([each.roles for each in sequences], Role.FIRST) == Role.ANSWER,
+    )
+
+
+def _attended(sequences: Sequence[Packed]) -> Tensor:
+    return _padded([(1,) * len(each) for each in sequences], 0).bool()
+
+
+def _padded(rows: Sequence[tuple[int, ...]], filling: int) -> Tensor:
+    """Rows as one tensor, the shorter ones filled up on the right."""
+    import torch
+
+    if not rows:
+        raise InputError("there are no sequences; give at least one")
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *(filling for _ in range(longest - len(row)))] for row in rows])

@@ -1,0 +1,96 @@
+"""What language modelling shows: perplexity by method and share, and what each method gained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+
+from tintformer.experiments.language import LanguageModelling, LanguageResult, open_language
+from tintformer.experiments.methods import METHODS
+from tintformer.experiments.tables.table import Table
+from tintformer.statistics import bootstrap, standard_error
+
+TRUTH = "fine-tuning"
+"""The method whose gain the others are measured by."""
+
+
+def language_tables(experiment: LanguageModelling, results: Sequence[LanguageResult]) -> list[Table]:
+    """Perplexity in the shape of the paper's table, then everything that is known about each entry."""
+    return [_by_share(experiment, results), _details(experiment, results)]
+
+
+def _by_share(experiment: LanguageModelling, results: Sequence[LanguageResult]) -> Table:
+    opened = open_language(experiment)
+    note = (
+        f"{opened.texts.name}: {len(opened.scored)} blocks of {opened.length} tokens (seed {experiment.seed}). "
+        "Columns: the share of each block that is trained on; entries: perplexity per token of the rest, with its "
+        f"standard error. {_how_rates_were_chosen(experiment)}"
+    )
+    names = list(dict.fromkeys(result.method for result in results))
+    rows = [
+        {"method": METHODS[name].title}
+        | {f"{result.share:.0%}": _perplexity(result) for result in results if result.method == name}
+        for name in names
+    ]
+    return Table(title=f"Language modelling, {experiment.model}: perplexity", note=note, rows=tuple(rows))
+
+
+def _how_rates_were_chosen(experiment: LanguageModelling) -> str:
+    if experiment.rates is not None and len(experiment.rates) == 1:
+        return f"Learning rate {experiment.rates[0]:g}, as given."
+    grid = "a grid that finds its own range" if experiment.rates is None else "the given grid"
+    return (
+        f"Learning rates: the best of {grid} on {len(open_language(experiment).tuning)} other blocks of the same text, "
+        "for each method and share."
+    )
+
+
+def _perplexity(result: LanguageResult) -> str:
+    losses = per_token(result)
+    perplexity = _exp(fmean(losses))
+    return f"{perplexity:.2f} ± {perplexity * standard_error(losses):.2f}"
+
+
+def _exp(nats: float) -> float:
+    return math.exp(nats) if nats < 700 else math.inf
+
+
+def per_token(result: LanguageResult) -> list[float]:
+    """Mean loss of each block; all blocks have as many scored tokens."""
+    return [nats / result.tokens for nats in result.nats]
+
+
+def _details(experiment: LanguageModelling, results: Sequence[LanguageResult]) -> Table:
+    note = (
+        "Gain: nats per token below the model as it is, on the same blocks. Share of fine-tuning: of what fine-tuning "
+        "of all block weights gains at its own rate. Intervals: 95%, bootstrap over blocks. n: blocks."
+    )
+    by_key = {(result.share, result.method): result for result in results}
+    rows = [
+        _detail(result, by_key.get((result.share, "auxiliary")), by_key.get((result.share, TRUTH)))
+        for result in results
+    ]
+    return Table(title=f"Language modelling, {experiment.model}: details", note=note, rows=tuple(rows))
+
+
+def _detail(result: LanguageResult, plain: LanguageResult | None, truth: LanguageResult | None) -> dict[str, str]:
+    losses, nats = per_token(result), sum(result.nats)
+    gain = share = ""
+    if plain is not None and result is not plain:
+        gain = f"{bootstrap([per_token(plain), losses]):.4f}"
+        if truth is not None and result is not truth:
+            samples = [per_token(plain), losses, per_token(truth)]
+            share = f"{bootstrap(samples, lambda before, after, tuned: (before - after) / (before - tuned)):.0%}"
+    return {
+        "trained": f"{result.share:.0%}",
+        "method": METHODS[result.method].title,
+        "rate": f"{result.rate:.3g}" if result.rate else "",
+        "n": str(len(losses)),
+        "nats per token": f"{fmean(losses):.4f} ± {standard_error(losses):.4f}",
+        "perplexity per token": f"{_exp(fmean(losses)):.2f}",
+        "per word": f"{_exp(nats / result.words):.1f}" if result.words else "",
+        "per byte": f"{_exp(nats / result.bytes):.3f}" if result.bytes else "",
+        "gain": gain,
+        "share of fine-tuning": share,
+    }

@@ -1,0 +1,98 @@
+"""Work: units that are done once, kept, and shared out to processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from multiprocessing import get_context
+from typing import Any, Protocol
+
+from tintformer.experiments.records import Store
+from tintformer.waiting import settle_waiting
+
+
+class Experiment(Protocol):
+    """What knows how to do a unit; it is sent to other processes, so it holds descriptions and no tensors."""
+
+    def identity(self, unit: Any) -> dict[str, Any]:
+        """Everything that decides the result of a unit."""
+        ...
+
+    def run(self, unit: Any) -> dict[str, Any]:
+        """Do a unit."""
+        ...
+
+
+Progress = Callable[[int], None]
+"""Hears how many units have been finished since it last did."""
+
+
+class Workers:
+    """Do units of work, here or in other processes, and keep what comes out.
+
+    A unit that has a record is not done again. Whatever happens, only units in flight are lost.
+    """
+
+    def __init__(self, store: Store, *, jobs: int = 1, progress: Progress = lambda _: None):
+        self.store, self.jobs, self.progress = store, jobs, progress
+        self._pool: ProcessPoolExecutor | None = None
+
+    def complete(self, experiment: Experiment, units: Sequence[Any]) -> list[dict[str, Any]]:
+        """The results of all units, in their order."""
+        identities = [experiment.identity(unit) for unit in units]
+        results = [self.store.find(identity) for identity in identities]
+        self.progress(sum(result is not None for result in results))
+        missing = [at for at, result in enumerate(results) if result is None]
+        for at, result in self._done(experiment, units, missing):
+            self.store.save(identities[at], result)
+            # As it will be read back: a resumed run and an uninterrupted one compute with the same numbers.
+            results[at] = self.store.find(identities[at])
+            self.progress(1)
+        return [result for result in results if result is not None]
+
+    def _done(
+        self, experiment: Experiment, units: Sequence[Any], missing: list[int]
+    ) -> Generator[tuple[int, dict[str, Any]]]:
+        if self.jobs == 1 or len(missing) < 2:
+            for at in missing:
+                yield at, experiment.run(units[at])
+            return
+        pool = self._pool = self._pool or _pool(self.jobs)
+        futures = {pool.submit(experiment.run, units[at]): at for at in missing}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def close(self) -> None:
+        """End the other processes."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def workers(store: Store, *, jobs: int = 1, progress: Progress = lambda _: None) -> Generator[Workers]:
+    """Workers that are gone afterwards."""
+    crew = Workers(store, jobs=jobs, progress=progress)
+    try:
+        yield crew
+    finally:
+        crew.close()
+
+
+def _pool(jobs: int) -> ProcessPoolExecutor:
+    # Spawned, not forked: threads of torch do not survive a fork.
+    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_start)
+
+
+def _start() -> None:
+    """Settings of a process that only works: threads that wait sleep, and the parent does the talking."""
+    settle_waiting()
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    import transformers
+
+    transformers.logging.set_verbosity_error()
