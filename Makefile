@@ -53,7 +53,7 @@ docs: $(INSTALLED) ## build the documentation into site/ (a broken link or ancho
 package: $(INSTALLED) ## build the wheel, install it in an empty environment and run the demo there
 	rm -rf dist
 	$(BIN)/python -m build --wheel --outdir dist >/dev/null
-	test "$$(wc -c < dist/*.whl)" -lt 25000000
+	test "$$(cat dist/*.whl | wc -c)" -lt 25000000
 	place=$$(mktemp -d) && trap 'rm -rf "$$place"' EXIT && \
 	$(PYTHON) -m venv "$$place/venv" && \
 	"$$place/venv/bin/python" -m pip install --quiet "$$(grep '^torch==' constraints.txt)" && \

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tintformer.errors import DivergenceError, InputError
-from tintformer.experiments.methods import METHODS, find_methods
+from tintformer.experiments.methods import METHODS, check_rules, find_methods
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tintformer.tuned import Tuned
 
 Mode = Literal["single", "multi"]
+CONTEXT = 2048
+"""Of models that have no longest one."""
 AT_ONCE = 40
 """Examples of a unit. More make a kill lose more; fewer leave rows of very different lengths in one batch."""
 ROWS = 8
@@ -185,25 +187,20 @@ class OpenClassification:
 @lru_cache(maxsize=2)
 def open_classification(experiment: InContextLearning) -> OpenClassification:
     """Load the model and the task."""
-    import torch
-
-    from tintformer.auxiliary.load import load
-    from tintformer.experiments.identity import model_identity
+    from tintformer.experiments.models import open_model
     from tintformer.experiments.prompts import Encoder
     from tintformer.experiments.tasks.load import load_task
-    from tintformer.text import find_tokenizer
 
     task = load_task(experiment.task, experiment.location, variant=experiment.variant)
-    auxiliary = load(experiment.model, dtype=getattr(torch, experiment.dtype))
-    encoder = Encoder(
-        tokenizer=find_tokenizer(experiment.model), prompt=task.prompt, context=auxiliary.max_positions or 2048
-    )
+    model = open_model(experiment.model, experiment.dtype)
+    check_rules(experiment.methods, len(model.auxiliary.blocks), layers=experiment.layers, steps=experiment.steps)
+    context = model.auxiliary.max_positions or CONTEXT
     return OpenClassification(
         experiment=experiment,
-        auxiliary=auxiliary,
-        identity=model_identity(auxiliary.model, encoder.tokenizer),
+        auxiliary=model.auxiliary,
+        identity=model.identity,
         task=task,
-        encoder=encoder,
+        encoder=Encoder(tokenizer=model.tokenizer, prompt=task.prompt, context=context),
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tintformer.errors import DivergenceError, InputError
-from tintformer.experiments.methods import METHODS, Method, find_methods
+from tintformer.experiments.methods import METHODS, Method, check_rules, find_methods
 from tintformer.experiments.work import Workers
 from tintformer.rates import RatePoint, rate_curve
 
@@ -150,18 +150,15 @@ class OpenLanguage:
 def open_language(experiment: LanguageModelling) -> OpenLanguage:
     """Load the model, cut the text and draw the blocks."""
     import numpy as np
-    import torch
 
-    from tintformer.auxiliary.load import load
-    from tintformer.experiments.identity import model_identity
+    from tintformer.experiments.models import open_model
     from tintformer.experiments.texts import load_texts
-    from tintformer.text import find_tokenizer
 
     texts = load_texts(experiment.data, experiment.location)
-    auxiliary = load(experiment.model, dtype=getattr(torch, experiment.dtype))
-    length = min(experiment.length, auxiliary.max_positions or experiment.length)
-    tokenizer = find_tokenizer(experiment.model)
-    blocks = tuple(texts.blocks(tokenizer, length, keep_rest=False))
+    model = open_model(experiment.model, experiment.dtype)
+    check_rules(experiment.methods, len(model.auxiliary.blocks), layers=experiment.layers, steps=experiment.steps)
+    length = min(experiment.length, model.auxiliary.max_positions or experiment.length)
+    blocks = tuple(texts.blocks(model.tokenizer, length, keep_rest=False))
     tuning = experiment.tuning if experiment.chooses else 0
     wanted = tuning + (experiment.blocks or 1)
     if len(blocks) < wanted:
@@ -172,8 +169,8 @@ def open_language(experiment: LanguageModelling) -> OpenLanguage:
     order = np.random.default_rng(experiment.seed).permutation(len(blocks)).tolist()
     scored = order[tuning:] if experiment.blocks is None else order[tuning:][: experiment.blocks]
     return OpenLanguage(
-        auxiliary=auxiliary,
-        identity=model_identity(auxiliary.model, tokenizer),
+        auxiliary=model.auxiliary,
+        identity=model.identity,
         texts=texts,
         blocks=blocks,
         length=length,

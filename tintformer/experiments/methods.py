@@ -56,3 +56,10 @@ def find_methods(names: tuple[str, ...]) -> dict[str, Method]:
         raise InputError(f"{missing[0]} takes the rate of {METHODS[missing[0]].rate_of}; add that method")
     found = {name: METHODS[name] for name in METHODS if name in names}
     return dict(sorted(found.items(), key=lambda item: item[1].rate_of is not None))
+
+
+def check_rules(names: tuple[str, ...], num_blocks: int, *, layers: int | None, steps: int) -> None:
+    """Refuse what no rule can be made of, before anything is computed."""
+    for method in find_methods(names).values():
+        if method.preset is not None:
+            method.rule(0.0, layers=layers, steps=steps).num_trained(num_blocks)

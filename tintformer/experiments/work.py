@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import Any, Protocol
 
+from tintformer.errors import InputError
 from tintformer.experiments.records import Store
 from tintformer.waiting import settle_waiting
 
@@ -32,11 +33,12 @@ Progress = Callable[[int], None]
 class Workers:
     """Do units of work, here or in other processes, and keep what comes out.
 
-    A unit that has a record is not done again. Whatever happens, only units in flight are lost.
+    A unit that has a record is not done again. Whatever happens, only units in flight are lost. With `only_records`
+    nothing is done at all: what has no record is an error.
     """
 
-    def __init__(self, store: Store, *, jobs: int = 1, progress: Progress = lambda _: None):
-        self.store, self.jobs, self.progress = store, jobs, progress
+    def __init__(self, store: Store, *, jobs: int = 1, progress: Progress = lambda _: None, only_records: bool = False):
+        self.store, self.jobs, self.progress, self.only_records = store, jobs, progress, only_records
         self._pool: ProcessPoolExecutor | None = None
 
     def complete(self, experiment: Experiment, units: Sequence[Any]) -> list[dict[str, Any]]:
@@ -45,6 +47,11 @@ class Workers:
         results = [self.store.find(identity) for identity in identities]
         self.progress(sum(result is not None for result in results))
         missing = [at for at, result in enumerate(results) if result is None]
+        if missing and self.only_records:
+            raise InputError(
+                f"{self.store.directory} lacks records of this run (or they were made by another version, or of other "
+                "data); give the run's own command again to complete it"
+            )
         for at, result in self._done(experiment, units, missing):
             self.store.save(identities[at], result)
             # As it will be read back: a resumed run and an uninterrupted one compute with the same numbers.
@@ -75,9 +82,11 @@ class Workers:
 
 
 @contextmanager
-def workers(store: Store, *, jobs: int = 1, progress: Progress = lambda _: None) -> Generator[Workers]:
+def workers(
+    store: Store, *, jobs: int = 1, progress: Progress = lambda _: None, only_records: bool = False
+) -> Generator[Workers]:
     """Workers that are gone afterwards."""
-    crew = Workers(store, jobs=jobs, progress=progress)
+    crew = Workers(store, jobs=jobs, progress=progress, only_records=only_records)
     try:
         yield crew
     finally:

@@ -1,0 +1,16 @@
+"""`tint eval`: the paper's experiments on any model and data, resumable."""
+
+from __future__ import annotations
+
+import typer
+
+from tintformer.cli.evaluate.classification import classification
+from tintformer.cli.evaluate.language import language
+from tintformer.cli.evaluate.listing import listing
+from tintformer.cli.evaluate.table import table
+
+evaluate = typer.Typer(help="The paper's experiments on any model and data.", no_args_is_help=True)
+evaluate.command("lm")(language)
+evaluate.command("icl")(classification)
+evaluate.command("table")(table)
+evaluate.command("list")(listing)

@@ -1,0 +1,111 @@
+"""`tint eval icl`: accuracy after learning from demonstrations, or from the test input itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from tintformer.cli.evaluate.shared import OUTPUT, Engine, Jobs, Output, Rate, carry_out, numbers, rates
+from tintformer.cli.learning import check_dtype, plain_warnings, quiet_libraries
+from tintformer.cli.options import Dtype, Model
+from tintformer.cli.output import Json
+from tintformer.errors import InputError
+
+
+def classification(
+    model: Model,
+    tasks: Annotated[str, typer.Argument(help="Names from `tint eval list` or YAML files, with commas between them.")],
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="Examples to read instead of the described ones; of several tasks, DIR/TASK each."),
+    ] = None,
+    output: Output = OUTPUT,
+    methods: Annotated[str, typer.Option(help="Methods to compare; `tint eval list` has all.")] = (
+        "auxiliary,fine-tuning,tint"
+    ),
+    shots: Annotated[int, typer.Option(help="Demonstrations; 0 trains on the test input itself.")] = 0,
+    mode: Annotated[str, typer.Option(help="single: independent training examples; multi: one text.")] = "single",
+    loss: Annotated[
+        str | None, typer.Option(help="label: label words alone; full: all tokens. Default: label if there are shots.")
+    ] = None,
+    test_text: Annotated[bool, typer.Option("--test-text", help="Also train on the text of the test input.")] = False,
+    settings: Annotated[
+        str, typer.Option(help="Layers x steps: all/1,half/2,quarter/4, or numbers such as 6/2.")
+    ] = "all/1",
+    seeds: Annotated[str, typer.Option(help="Each draws its own demonstrations.")] = "0,1,2",
+    tests: Annotated[int | None, typer.Option(help="Test examples, as many of each label.")] = 200,
+    tuning: Annotated[int, typer.Option(help="Examples of the train pool that choose the rate, for each seed.")] = 40,
+    learning_rate: Rate = "auto",
+    variant: Annotated[str | None, typer.Option(help="Another prompt of the description.")] = None,
+    normalise: Annotated[str | None, typer.Option(help="length: mean over the tokens of a label word.")] = None,
+    engine: Engine = "fast",
+    dtype: Dtype = "float32",
+    jobs: Jobs = 1,
+    json: Json = False,
+) -> None:
+    """Learn from demonstrations or from the test input itself, and choose a label word: accuracy by method."""
+    from tintformer.experiments.classification import InContextLearning, open_classification
+    from tintformer.experiments.runs import Run
+
+    check_dtype(dtype)
+    if normalise not in (None, "length"):
+        raise InputError(f"--normalise {normalise!r} is unknown; it can be length")
+    with plain_warnings():
+        quiet_libraries()
+        import torch
+
+        names = tasks.split(",")
+        base = InContextLearning(
+            model=model,
+            task=names[0],
+            variant=variant,
+            methods=tuple(methods.split(",")),
+            shots=shots,
+            mode=cast(Any, mode),
+            loss=cast(Any, loss or ("label" if shots else "full")),
+            test_text=test_text,
+            seeds=tuple(int(seed) for seed in numbers("--seeds", seeds)),
+            tests=tests,
+            tuning=tuning,
+            rates=rates(learning_rate),
+            engine=engine,
+            dtype=dtype,
+            threads=max(1, torch.get_num_threads() // jobs),
+        )
+        experiments = [
+            replace(base, task=name, location=_location(data, name, names), layers=layers, steps=steps)
+            for layers, steps in _layers_and_steps(settings, model)
+            for name in names
+        ]
+        for experiment in experiments:  # a task that is wrong is told before any work is done
+            open_classification(experiment).count("test")
+        how = f"{shots}-shot-{base.mode}-{base.loss}" if shots else "zero-shot"
+        name = "-".join(["icl", Path(model).name, *(Path(name).stem for name in names), how])
+        run = Run(name=name, kind="icl", experiments=tuple(experiments), by_length=normalise == "length")
+        carry_out(run, output, jobs=jobs, total=None, json=json)
+
+
+def _location(data: Path | None, name: str, names: list[str]) -> Path | None:
+    return data / name if data is not None and len(names) > 1 else data
+
+
+def _layers_and_steps(text: str, model: str) -> list[tuple[int | None, int]]:
+    """Settings such as all/1,half/2,quarter/4: how many blocks learn, and in how many steps."""
+    from tintformer.auxiliary.known import read_config
+
+    shares = {"all": 1, "half": 2, "quarter": 4}
+    found: list[tuple[int | None, int]] = []
+    for part in text.split(","):
+        layers, _, steps = part.partition("/")
+        try:
+            if layers in shares:
+                count = read_config(model).num_hidden_layers // shares[layers] if layers != "all" else None
+            else:
+                count = int(layers)
+            found.append((count, int(steps)))
+        except ValueError as error:
+            raise InputError(f"--settings {part!r} must be layers/steps, such as all/1, half/2 or 6/2") from error
+    return found

@@ -1,0 +1,86 @@
+"""`tint eval lm`: perplexity of the rest of a text after training on its first share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tintformer.cli.evaluate.shared import OUTPUT, Engine, Jobs, Output, Rate, carry_out, numbers, rates
+from tintformer.cli.learning import check_dtype, plain_warnings, quiet_libraries
+from tintformer.cli.options import Dtype, Model
+from tintformer.cli.output import Json
+
+if TYPE_CHECKING:
+    from tintformer.experiments.language import LanguageModelling
+
+
+def language(
+    model: Model,
+    texts: Annotated[
+        str, typer.Argument(help="A name from `tint eval list`, a YAML file, or a text file or directory.")
+    ],
+    data: Annotated[
+        Path | None, typer.Option(help="File or directory to read instead of the described location.")
+    ] = None,
+    output: Output = OUTPUT,
+    methods: Annotated[str, typer.Option(help="Methods to compare; `tint eval list` has all.")] = (
+        "auxiliary,fine-tuning,linears,moved,moved-same-rate,tint,tint-paper"
+    ),
+    shares: Annotated[str, typer.Option(help="Shares of a block that are trained on.")] = "0.3,0.5,0.7,0.9",
+    length: Annotated[int, typer.Option(help="Tokens of a block; never more than the model's context.")] = 1024,
+    blocks: Annotated[int | None, typer.Option(help="Blocks to score; default: all that are not tuned on.")] = None,
+    tuning: Annotated[int, typer.Option(help="Blocks to choose the rates on; they are not scored.")] = 8,
+    learning_rate: Rate = "auto",
+    layers: Annotated[
+        int | None, typer.Option(help="How many of the top blocks of the model learn; default: all.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Gradient steps inside the pass.")] = 1,
+    engine: Engine = "fast",
+    seed: Annotated[int, typer.Option(help="Draws the blocks.")] = 0,
+    dtype: Dtype = "float32",
+    jobs: Jobs = 1,
+    json: Json = False,
+) -> None:
+    """Train on the first share of each block of a text, and score the rest: perplexity by method and share.
+
+    What is done is kept as records in the output directory. The same command again goes on where it was stopped.
+    """
+    from tintformer.experiments.language import LanguageModelling
+    from tintformer.experiments.runs import Run
+
+    check_dtype(dtype)
+    with plain_warnings():
+        quiet_libraries()
+        import torch
+
+        experiment = LanguageModelling(
+            model=model,
+            data=texts,
+            location=data,
+            methods=tuple(methods.split(",")),
+            shares=numbers("--shares", shares),
+            length=length,
+            blocks=blocks,
+            tuning=tuning,
+            rates=rates(learning_rate),
+            layers=layers,
+            steps=steps,
+            engine=engine,
+            dtype=dtype,
+            seed=seed,
+            threads=max(1, torch.get_num_threads() // jobs),
+        )
+        run = Run(name=f"lm-{Path(model).name}-{Path(texts).stem}", kind="lm", experiments=(experiment,))
+        carry_out(run, output, jobs=jobs, total=_steps_of(experiment), json=json)
+
+
+def _steps_of(experiment: LanguageModelling) -> int:
+    """About how many units there will be; how many rates are tried is known only afterwards."""
+    from tintformer.experiments.language import AT_ONCE, open_language
+
+    opened = open_language(experiment)
+    rates = 10 if experiment.rates is None else len(experiment.rates)
+    per_method = -(-len(opened.scored) // AT_ONCE) + rates * -(-len(opened.tuning) // AT_ONCE)
+    return len(experiment.shares) * len(experiment.methods) * per_method

@@ -1,0 +1,78 @@
+"""What the experiments' commands share: their options, the files that tables go to, and a bar."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tintformer.cli.output import print_json, print_table
+from tintformer.errors import InputError
+
+if TYPE_CHECKING:
+    from tintformer.experiments.runs import Run
+    from tintformer.experiments.work import Progress
+
+Rate = Annotated[
+    str,
+    typer.Option("--learning-rate", help="A number, numbers to choose from (1e-4,3e-4), or auto: a grid of its own."),
+]
+Output = Annotated[Path, typer.Option("--output", "-o", help="Directory for records and tables.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Processes; the cores are divided among them.")]
+Engine = Annotated[str, typer.Option(help="fast, simulator, reference or oracle; they agree.")]
+OUTPUT = Path("tint-eval")
+
+
+def rates(text: str) -> tuple[float, ...] | None:
+    """The grid that an option names; None where it is to be found."""
+    return None if text == "auto" else numbers("--learning-rate", text)
+
+
+def numbers(option: str, text: str) -> tuple[float, ...]:
+    """Numbers with commas between them."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise InputError(f"{option} {text!r} must be numbers with commas between them, such as 0.3,0.5") from error
+
+
+def carry_out(run: Run, output: Path, *, jobs: int, total: int | None, json: bool) -> None:
+    """Do what is left of a run, and show and write its tables."""
+    from tintformer.experiments.records import Store
+    from tintformer.experiments.work import workers
+
+    run.save(output)
+    with counted(total) as progress, workers(Store(output / "records"), jobs=jobs, progress=progress) as crew:
+        results = run.results(crew)
+    show(run, results, output, json=json)
+
+
+def show(run: Run, results: Sequence[Sequence[Any]], output: Path, *, json: bool) -> None:
+    """Write the tables of a run, and print the first of them, which is narrow enough, or everything as JSON."""
+    from tintformer.experiments.runs import save_tables
+
+    tables = run.tables(results)
+    paths = save_tables(tables, output, run.name)
+    if json:
+        found = [[asdict(result) for result in each] for each in results]
+        print_json({"run": run.name, "results": found, "tables": [asdict(table) for table in tables]})
+        return
+    print_table(tables[0].rows, title=tables[0].title)
+    print(f"wrote {', '.join(map(str, paths))}; records are in {output / 'records'}")
+
+
+@contextmanager
+def counted(total: int | None) -> Generator[Progress]:
+    """A bar with the time that is left, by the number of units."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns: tuple[Any, ...] = (TextColumn("units"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("units", total=total)
+        yield lambda count: bar.advance(task, count)

@@ -1,0 +1,101 @@
+"""Runs: what was asked for, kept beside the records, so that its tables can be made again from them alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tintformer.errors import InputError
+from tintformer.experiments.classification import InContextLearning
+from tintformer.experiments.classification_run import run_classification
+from tintformer.experiments.language import LanguageModelling, run_language
+from tintformer.experiments.work import Workers
+from tintformer.files import whole_file
+
+if TYPE_CHECKING:
+    from tintformer.experiments.tables.table import Table
+
+KINDS: dict[str, type[LanguageModelling | InContextLearning]] = {"lm": LanguageModelling, "icl": InContextLearning}
+_FORMATS = {"md": "markdown", "tex": "latex", "csv": "csv"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Experiments of one kind whose results make tables together."""
+
+    name: str
+    """What its files are called."""
+    kind: str
+    """A key of `KINDS`."""
+    experiments: tuple[Any, ...]
+    by_length: bool = False
+    """Score label words by the mean over their tokens."""
+
+    def results(self, crew: Workers) -> list[list[Any]]:
+        """The results of each experiment; what has a record is not done again."""
+        do: Any = run_language if self.kind == "lm" else run_classification
+        return [do(experiment, crew) for experiment in self.experiments]
+
+    def tables(self, results: Sequence[Sequence[Any]]) -> list[Table]:
+        """The tables of those results."""
+        from tintformer.experiments.tables.classification import classification_tables
+        from tintformer.experiments.tables.language import language_tables
+
+        if self.kind == "icl":
+            return classification_tables(list(zip(self.experiments, results, strict=True)), by_length=self.by_length)
+        return [
+            table
+            for experiment, found in zip(self.experiments, results, strict=True)
+            for table in language_tables(experiment, found)
+        ]
+
+    def save(self, directory: Path) -> None:
+        """Keep what is asked for, before it is done."""
+        content = {**asdict(self), "experiments": [_plain(experiment) for experiment in self.experiments]}
+        _write(directory / "runs" / f"{self.name}.json", json.dumps(content, indent=2) + "\n")
+
+
+def load_runs(directory: Path) -> list[Run]:
+    """The runs of a directory, by name."""
+    paths = sorted((directory / "runs").glob("[!.]*.json"))
+    if not paths:
+        raise InputError(f"{directory} holds no runs; make one with tint eval lm or tint eval icl")
+    return [_load(path) for path in paths]
+
+
+def _load(path: Path) -> Run:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        kind = KINDS[content["kind"]]
+        content["experiments"] = tuple(kind(**_revived(fields)) for fields in content["experiments"])
+        return Run(**content)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is no run of this version; give its command again, or remove it") from error
+
+
+def _plain(experiment: Any) -> dict[str, Any]:
+    return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(experiment).items()}
+
+
+def _revived(fields: dict[str, Any]) -> dict[str, Any]:
+    """What JSON does not tell apart: tuples and lists, paths and strings."""
+    location: str | None = fields["location"]
+    found = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    return found | {"location": None if location is None else Path(location)}
+
+
+def save_tables(tables: Sequence[Table], directory: Path, name: str) -> list[Path]:
+    """One file a format, with all tables; returns their paths."""
+    paths = [directory / f"{name}.{suffix}" for suffix in _FORMATS]
+    for path, method in zip(paths, _FORMATS.values(), strict=True):
+        _write(path, "\n".join(getattr(table, method)() for table in tables))
+    return paths
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
