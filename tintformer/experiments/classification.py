@@ -76,6 +76,10 @@ class InContextLearning:
         if not self.seeds:
             raise InputError("there is no seed; give at least one")
 
+    def depends_on_seed(self, method: str) -> bool:
+        """Whether demonstrations make a difference: an untrained model does not see those of `single`."""
+        return self.shots > 0 and not (METHODS[method].preset is None and self.mode == "single")
+
     def identity(self, unit: ClassificationUnit) -> dict[str, Any]:
         """What decides the result of a unit."""
         from tintformer.experiments.identity import code_version
@@ -93,7 +97,7 @@ class InContextLearning:
             "mode": self.mode,
             "loss": rule and self.loss,
             "test_text": rule and self.test_text,
-            "seed": unit.seed if self.shots else None,
+            "seed": unit.seed if self.depends_on_seed(unit.method) or unit.part == "tuning" else None,
             "part": unit.part,
             "tuning": self.tuning if unit.part == "tuning" else None,
             "tests": self.tests if unit.part == "test" else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,6 +18,11 @@ class OpenModel:
     auxiliary: Auxiliary
     tokenizer: Any
     identity: dict[str, str]
+
+
+def short_name(model: str) -> str:
+    """What tables call a model: the last part of its path or id."""
+    return Path(model).name
 
 
 @lru_cache(maxsize=2)

@@ -10,6 +10,7 @@ from multiprocessing import get_context
 from typing import Any, Protocol
 
 from tintformer.errors import InputError
+from tintformer.experiments.identity import key_of
 from tintformer.experiments.records import Store
 from tintformer.waiting import settle_waiting
 
@@ -42,11 +43,12 @@ class Workers:
         self._pool: ProcessPoolExecutor | None = None
 
     def complete(self, experiment: Experiment, units: Sequence[Any]) -> list[dict[str, Any]]:
-        """The results of all units, in their order."""
+        """The results of all units, in their order; units with one identity are one piece of work."""
         identities = [experiment.identity(unit) for unit in units]
-        results = [self.store.find(identity) for identity in identities]
-        self.progress(sum(result is not None for result in results))
-        missing = [at for at, result in enumerate(results) if result is None]
+        keys = [key_of(identity) for identity in identities]
+        found = {key: self.store.find(identity) for key, identity in zip(keys, identities, strict=True)}
+        self.progress(sum(found[key] is not None for key in keys))
+        missing = [keys.index(key) for key, result in found.items() if result is None]
         if missing and self.only_records:
             raise InputError(
                 f"{self.store.directory} lacks records of this run (or they were made by another version, or of other "
@@ -55,9 +57,9 @@ class Workers:
         for at, result in self._done(experiment, units, missing):
             self.store.save(identities[at], result)
             # As it will be read back: a resumed run and an uninterrupted one compute with the same numbers.
-            results[at] = self.store.find(identities[at])
-            self.progress(1)
-        return [result for result in results if result is not None]
+            found[keys[at]] = self.store.find(identities[at])
+            self.progress(keys.count(keys[at]))
+        return [result for key in keys if (result := found[key]) is not None]
 
     def _done(
         self, experiment: Experiment, units: Sequence[Any], missing: list[int]

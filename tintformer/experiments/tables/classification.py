@@ -8,6 +8,7 @@ from statistics import fmean
 from tintformer.experiments.classification import InContextLearning, open_classification
 from tintformer.experiments.classification_run import Answers, ClassificationResult
 from tintformer.experiments.methods import METHODS
+from tintformer.experiments.models import short_name
 from tintformer.experiments.tables.table import Table
 from tintformer.statistics import bootstrap, standard_error
 
@@ -46,7 +47,8 @@ def _accuracies(done: Done, by_length: bool) -> Table:
         "Accuracy in percent, with the standard error over test examples (each averaged over seeds). Settings name the "
         "blocks of the model that learn and the steps. Calibrated: label words are scored against the prompt alone."
     )
-    return Table(title=f"In-context learning, {done[0][0].model}: accuracy", note=note, rows=tuple(rows.values()))
+    title = f"In-context learning, {short_name(done[0][0].model)}: accuracy"
+    return Table(title=title, note=note, rows=tuple(rows.values()))
 
 
 def _pooled(result: ClassificationResult, *, calibrated: bool, by_length: bool, measure: str) -> list[float]:
@@ -71,7 +73,7 @@ def _details(done: Done, by_length: bool) -> Table:
         "Cross-entropy: of the right label among the label words, in nats. n: test examples x seeds. Shown: "
         "demonstrations in the prompt on average. Cut: texts that lost their end."
     )
-    return Table(title=f"In-context learning, {done[0][0].model}: details", note=note, rows=tuple(rows))
+    return Table(title=f"In-context learning, {short_name(done[0][0].model)}: details", note=note, rows=tuple(rows))
 
 
 def _detail(

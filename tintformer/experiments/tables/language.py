@@ -8,6 +8,7 @@ from statistics import fmean
 
 from tintformer.experiments.language import LanguageModelling, LanguageResult, open_language
 from tintformer.experiments.methods import METHODS
+from tintformer.experiments.models import short_name
 from tintformer.experiments.tables.table import Table
 from tintformer.statistics import bootstrap, standard_error
 
@@ -33,7 +34,7 @@ def _by_share(experiment: LanguageModelling, results: Sequence[LanguageResult]) 
         | {f"{result.share:.0%}": _perplexity(result) for result in results if result.method == name}
         for name in names
     ]
-    return Table(title=f"Language modelling, {experiment.model}: perplexity", note=note, rows=tuple(rows))
+    return Table(title=f"Language modelling, {short_name(experiment.model)}: perplexity", note=note, rows=tuple(rows))
 
 
 def _how_rates_were_chosen(experiment: LanguageModelling) -> str:
@@ -71,7 +72,7 @@ def _details(experiment: LanguageModelling, results: Sequence[LanguageResult]) -
         _detail(result, by_key.get((result.share, "auxiliary")), by_key.get((result.share, TRUTH)))
         for result in results
     ]
-    return Table(title=f"Language modelling, {experiment.model}: details", note=note, rows=tuple(rows))
+    return Table(title=f"Language modelling, {short_name(experiment.model)}: details", note=note, rows=tuple(rows))
 
 
 def _detail(result: LanguageResult, plain: LanguageResult | None, truth: LanguageResult | None) -> dict[str, str]:

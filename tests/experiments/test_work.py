@@ -1,0 +1,76 @@
+# pyright: basic
+"""Units of work: done once, kept, shared out, and what is left of them after an error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tintformer.errors import InputError
+from tintformer.experiments.records import Store
+from tintformer.experiments.work import workers
+
+
+@dataclass(frozen=True)
+class Doubling:
+    """Units are numbers; each leaves a mark when it is done. Numbers that differ by 100 are the same work."""
+
+    marks: Path
+    fails_at: int | None = None
+
+    def identity(self, unit: int) -> dict[str, Any]:
+        return {"number": unit % 100}
+
+    def run(self, unit: int) -> dict[str, Any]:
+        if unit == self.fails_at:
+            raise InputError(f"{unit} is unlucky")
+        with (self.marks / "done").open("a") as file:
+            file.write(f"{unit % 100}\n")
+        return {"double": 2 * (unit % 100), "exact": 0.1 + 0.2}
+
+    def done(self) -> list[int]:
+        path = self.marks / "done"
+        return sorted(map(int, path.read_text().split())) if path.exists() else []
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_results_are_in_order_and_nothing_is_done_twice(tmp_path: Path, jobs: int) -> None:
+    experiment, counts = Doubling(tmp_path), []
+    with workers(Store(tmp_path / "records"), jobs=jobs, progress=counts.append) as crew:
+        first = crew.complete(experiment, [3, 1, 2])
+        again = crew.complete(experiment, [2, 3, 103, 4])
+    assert [each["double"] for each in first] == [6, 2, 4]
+    assert [each["double"] for each in again] == [4, 6, 6, 8]
+    assert experiment.done() == [1, 2, 3, 4]
+    assert sum(counts) == 7
+    assert first[0]["exact"] == 0.1 + 0.2
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_units_of_one_identity_are_done_once(tmp_path: Path, jobs: int) -> None:
+    experiment = Doubling(tmp_path)
+    with workers(Store(tmp_path / "records"), jobs=jobs) as crew:
+        assert [each["double"] for each in crew.complete(experiment, [7, 107, 8, 207])] == [14, 14, 16, 14]
+    assert experiment.done() == [7, 8]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_error_keeps_what_was_done_before(tmp_path: Path, jobs: int) -> None:
+    store = Store(tmp_path / "records")
+    with workers(store, jobs=jobs) as crew, pytest.raises(InputError, match="3 is unlucky"):
+        crew.complete(Doubling(tmp_path, fails_at=3), [1, 2, 3])
+    kept = {record.identity["number"] for record in store}
+    assert kept <= {1, 2} and (jobs > 1 or kept == {1, 2})
+    with workers(store) as crew:
+        assert [each["double"] for each in crew.complete(Doubling(tmp_path), [1, 2, 3])] == [2, 4, 6]
+
+
+def test_records_alone(tmp_path: Path) -> None:
+    experiment = Doubling(tmp_path)
+    lacking = pytest.raises(InputError, match="lacks records of this run")
+    with workers(Store(tmp_path / "records"), only_records=True) as crew, lacking:
+        crew.complete(experiment, [1])
+    assert experiment.done() == []
