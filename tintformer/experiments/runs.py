@@ -52,10 +52,20 @@ class Run:
             for table in language_tables(experiment, found)
         ]
 
+    def figures(self, results: Sequence[Sequence[Any]]) -> dict[str, bytes]:
+        """The figures of those results, PNGs by name; those with nothing to show are left out."""
+        from tintformer.experiments.tables.figures import classification_figures, language_figures
+
+        if self.kind == "icl":
+            found = classification_figures(list(zip(self.experiments, results, strict=True)))
+        else:
+            found = language_figures(self.experiments[0], results[0])
+        return {name: png for name, png in found.items() if png}
+
     def save(self, directory: Path) -> None:
         """Keep what is asked for, before it is done."""
         content = {**asdict(self), "experiments": [_plain(experiment) for experiment in self.experiments]}
-        _write(directory / "runs" / f"{self.name}.json", json.dumps(content, indent=2) + "\n")
+        _write(directory / "runs" / f"{self.name}.json", (json.dumps(content, indent=2) + "\n").encode())
 
 
 def load_runs(directory: Path) -> list[Run]:
@@ -87,15 +97,20 @@ def _revived(fields: dict[str, Any]) -> dict[str, Any]:
     return found | {"location": None if location is None else Path(location)}
 
 
-def save_tables(tables: Sequence[Table], directory: Path, name: str) -> list[Path]:
-    """One file a format, with all tables; returns their paths."""
-    paths = [directory / f"{name}.{suffix}" for suffix in _FORMATS]
-    for path, method in zip(paths, _FORMATS.values(), strict=True):
-        _write(path, "\n".join(getattr(table, method)() for table in tables))
-    return paths
+def save_results(run: Run, results: Sequence[Sequence[Any]], directory: Path) -> list[Path]:
+    """Tables in every format and figures; returns their paths."""
+    tables = run.tables(results)
+    contents = {
+        f"{run.name}.{suffix}": "\n".join(getattr(table, method)() for table in tables).encode()
+        for suffix, method in _FORMATS.items()
+    }
+    contents |= {f"{run.name}-{name}.png": png for name, png in run.figures(results).items()}
+    for name, content in contents.items():
+        _write(directory / name, content)
+    return [directory / name for name in contents]
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(content)

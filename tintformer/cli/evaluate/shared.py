@@ -53,16 +53,16 @@ def carry_out(run: Run, output: Path, *, jobs: int, total: int | None, json: boo
 
 def show(run: Run, results: Sequence[Sequence[Any]], output: Path, *, json: bool) -> None:
     """Write the tables of a run, and print the first of them, which is narrow enough, or everything as JSON."""
-    from tintformer.experiments.runs import save_tables
+    from tintformer.experiments.runs import save_results
 
     tables = run.tables(results)
-    paths = save_tables(tables, output, run.name)
+    paths = save_results(run, results, output)
     if json:
         found = [[asdict(result) for result in each] for each in results]
         print_json({"run": run.name, "results": found, "tables": [asdict(table) for table in tables]})
         return
     print_table(tables[0].rows, title=tables[0].title)
-    print(f"wrote {', '.join(map(str, paths))}; records are in {output / 'records'}")
+    print(f"wrote {', '.join(path.name for path in paths)} into {output}")
 
 
 @contextmanager

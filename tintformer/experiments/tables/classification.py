@@ -21,6 +21,12 @@ def classification_tables(done: Done, *, by_length: bool = False) -> list[Table]
     return [_accuracies(done, by_length), _details(done, by_length)]
 
 
+def task_title(experiment: InContextLearning) -> str:
+    """What tables call the task, and its prompt if that is not its own."""
+    task = open_classification(experiment).task
+    return task.title if task.variant is None else f"{task.title} ({task.variant})"
+
+
 def setting(experiment: InContextLearning) -> str:
     """What distinguishes experiments on one task: shots, how they are shown, and what learns from them."""
     layers = "all" if experiment.layers is None else str(experiment.layers)
@@ -40,9 +46,8 @@ def _accuracies(done: Done, by_length: bool) -> Table:
                     (setting(experiment), METHODS[result.method].title, how),
                     {"setting": setting(experiment), "method": METHODS[result.method].title, "scores": how},
                 )
-                right = _pooled(result, calibrated=calibrated, by_length=by_length, measure="right")
-                title = open_classification(experiment).task.title
-                row[title] = f"{100 * fmean(right):.1f} ± {100 * standard_error(right):.1f}"
+                right = pooled(result, calibrated=calibrated, by_length=by_length, measure="right")
+                row[task_title(experiment)] = f"{100 * fmean(right):.1f} ± {100 * standard_error(right):.1f}"
     note = (
         "Accuracy in percent, with the standard error over test examples (each averaged over seeds). Settings name the "
         "blocks of the model that learn and the steps. Calibrated: label words are scored against the prompt alone."
@@ -51,7 +56,7 @@ def _accuracies(done: Done, by_length: bool) -> Table:
     return Table(title=title, note=note, rows=tuple(rows.values()))
 
 
-def _pooled(result: ClassificationResult, *, calibrated: bool, by_length: bool, measure: str) -> list[float]:
+def pooled(result: ClassificationResult, *, calibrated: bool, by_length: bool, measure: str) -> list[float]:
     """One number a test example, the mean over seeds: examples are the sample, seeds repeat the measurement."""
     values: list[list[float]] = []
     for answers in result.answers:
@@ -85,19 +90,19 @@ def _detail(
 ) -> dict[str, str]:
     plain = next((each for each in results if each.method == "auxiliary"), None)
     measures = {
-        measure: _pooled(result, calibrated=calibrated, by_length=by_length, measure=measure)
+        measure: pooled(result, calibrated=calibrated, by_length=by_length, measure=measure)
         for measure in ("right", "cross_entropy")
     }
     changes = {"right": "", "cross_entropy": ""}
     if plain is not None and result is not plain:
         for measure, values in measures.items():
-            before = _pooled(plain, calibrated=calibrated, by_length=by_length, measure=measure)
+            before = pooled(plain, calibrated=calibrated, by_length=by_length, measure=measure)
             scale = 100 if measure == "right" else 1
             found = bootstrap([[scale * value for value in values], [scale * value for value in before]])
             changes[measure] = f"{found:+.1f}" if measure == "right" else f"{found:+.3f}"
     answers: Sequence[Answers] = result.answers
     return {
-        "task": open_classification(experiment).task.title,
+        "task": task_title(experiment),
         "setting": setting(experiment),
         "method": METHODS[result.method].title,
         "scores": "calibrated" if calibrated else "plain",
