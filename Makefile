@@ -4,8 +4,8 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 SMOLLM2 := .models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf
 
-# Waiting threads soon sleep instead of spinning (tintformer/waiting.py): this is for what is run without `tint`.
-export GOMP_SPINCOUNT ?= 50000
+# Waiting threads sleep instead of spinning (tintformer/waiting.py); this is for what is run without `tint`.
+export OMP_WAIT_POLICY ?= passive
 # Spares pyright a look at the registry for a newer version of itself.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 

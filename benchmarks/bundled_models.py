@@ -12,6 +12,7 @@ import argparse
 import hashlib
 import json
 import math
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -31,7 +32,7 @@ from tintformer.bench.explicit import Explicit, block_names, token_losses
 from tintformer.bundled import BUNDLED
 from tintformer.cli.learning import open_model
 from tintformer.cli.output import print_table
-from tintformer.files import whole_file
+from tintformer.files import check_directory, whole_file
 from tintformer.statistics import bootstrap, standard_error
 from tintformer.text import find_tokenizer, read_text
 
@@ -196,9 +197,17 @@ def parse() -> argparse.Namespace:
     return options
 
 
+def _other_words() -> list[str]:
+    """What was given besides the text, without the place for the results."""
+    words = sys.argv[2:]
+    return words[: words.index("--output")] if "--output" in words else words
+
+
 def run(options: argparse.Namespace) -> None:
     """Measure every model, then write and print the results."""
     text, console = read_text(file=options.text), Console(stderr=True)
+    path = options.output / "bundled-models.json"
+    check_directory(options.output, (path.name, path.with_suffix(".md").name))
     record = {
         "text": options.text.name,
         "sha256": hashlib.sha256(text.encode()).hexdigest(),
@@ -209,10 +218,10 @@ def run(options: argparse.Namespace) -> None:
         "tintformer": tint.__version__,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "command": f"python benchmarks/bundled_models.py {options.text.name}",
+        "command": shlex.join(["python", "benchmarks/bundled_models.py", options.text.name, *_other_words()]),
         "models": [study(name, text, options, console) for name in options.model or BUNDLED],
     }
-    path = options.output / "bundled-models.json"
+    options.output.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as temporary:
         temporary.write_text(json.dumps(record).replace('{"', '\n{"') + "\n")
     with whole_file(path.with_suffix(".md")) as temporary:

@@ -75,7 +75,7 @@ def write_card(run: Run, model: Any, results: list[Result], notes: str) -> str:
         name=settings.preset,
         summary=f"{_SUMMARY[settings.preset]}\n{_PURPOSE}",
         shape=_table(("what", "value"), _shape(model)),
-        data=_table(("file", "use", "bytes"), _files(run)),
+        data=_table(("file", "use", "bytes", "SHA-256 begins with"), _files(run)),
         data_notes=remarks.get("Data", ""),
         training=_table(("what", "value"), _training(run)),
         command=_wrapped(run.command),
@@ -105,7 +105,7 @@ def _shape(model: Any) -> list[tuple[str, ...]]:
 
 def _files(run: Run) -> list[tuple[str, ...]]:
     used = [(source, "training") for source in run.texts] + [(source, "held out") for source in run.held_out]
-    return [(source.name, use, f"{source.num_bytes:,}") for source, use in used]
+    return [(source.name, use, f"{source.num_bytes:,}", f"`{source.sha256[:16]}`") for source, use in used]
 
 
 def _training(run: Run) -> list[tuple[str, ...]]:

@@ -132,10 +132,15 @@ def whole_folder(target: Path) -> Generator[Path]:
         yield temporary
         if target.exists():
             target.rename(replaced)
-        temporary.rename(target)
+        try:
+            temporary.rename(target)
+        except BaseException:
+            if replaced.exists():
+                replaced.rename(target)
+            raise
+        shutil.rmtree(replaced, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(replaced, ignore_errors=True)
 
 
 if __name__ == "__main__":

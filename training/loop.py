@@ -43,7 +43,7 @@ class Trainer:
         for unfinished in folder.glob(".*.tmp"):  # what a killed run was writing
             unfinished.unlink()
 
-    def run(self, validate: Callable[[], float], validate_every: int, checkpoint_every: int) -> None:
+    def run(self, validate: Callable[[], float | None], validate_every: int, checkpoint_every: int) -> None:
         """Train to the last step of the schedule."""
         last = self.settings.steps
         with _progress() as progress, (self.folder / LOG).open("a") as log:
@@ -51,8 +51,9 @@ class Trainer:
             while self.step < last:
                 record: dict[str, Any] = {"step": self.step, "loss": self._take_step()}
                 self.step += 1
-                if self.step % validate_every == 0 or self.step == last:
-                    record["validation"] = validate()
+                due = self.step % validate_every == 0 or self.step == last
+                if due and (validation := validate()) is not None:
+                    record["validation"] = validation
                 log.write(json.dumps(record) + "\n")
                 log.flush()
                 if self.step % checkpoint_every == 0 or self.step == last:

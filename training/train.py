@@ -112,9 +112,11 @@ def _run_loop(
 
     model = create_model(settings, tokenizer.get_vocab_size(), tokenizer.token_to_id(END_OF_TEXT))
 
-    def validate() -> float:
+    def validate() -> float | None:
+        if not rows:
+            return None
         scores = [score(model, row, settings.context, num_windows=VALIDATION_WINDOWS) for row in rows]
-        return sum(nats for nats, _ in scores) / max(1, sum(count for _, count in scores))
+        return sum(nats for nats, _ in scores) / sum(count for _, count in scores)
 
     Trainer(run, model, windows, settings).run(validate, validate_every, checkpoint_every)
 

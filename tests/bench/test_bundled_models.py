@@ -24,14 +24,14 @@ def test_it_measures_every_method_and_writes_the_table(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(read_text("visit"))
     sizes = ("--tokens", "96", "--segments", "2", "--tuning", "2", "--model", "nano-llama")
-    done = run(str(text), *sizes, "--output", str(tmp_path))
+    done = run(str(text), *sizes, "--output", str(tmp_path / "new"))
     assert done.returncode == 0, done.stderr
-    (model,) = json.loads((tmp_path / "bundled-models.json").read_text())["models"]
+    (model,) = json.loads((tmp_path / "new" / "bundled-models.json").read_text())["models"]
     losses = {method["method"]: method["losses"] for method in model["methods"]}
     assert list(losses)[:2] == ["model as it is", "explicit fine-tuning"] and len(losses) == 6
     # The exact gradient inside the pass and autograd are one thing, at one rate.
     assert losses["inside the pass, exact gradient of all"] == pytest.approx(losses["explicit fine-tuning"], abs=1e-3)
-    table = (tmp_path / "bundled-models.md").read_text()
+    table = (tmp_path / "new" / "bundled-models.md").read_text()
     assert all(f"| {name} |" in table for name in losses)
 
 

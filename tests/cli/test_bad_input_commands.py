@@ -211,10 +211,11 @@ def test_damaged_models(
 
 
 @both
-def test_a_bundled_model(refuse_twice: Callable[..., None], here: Path, command: str) -> None:
+@pytest.mark.parametrize("name", ["nano-gpt2", "nano-llama"])
+def test_a_bundled_model(refuse_twice: Callable[..., None], here: Path, command: str, name: str) -> None:
     long = save(here, "LONG", LONG.encode())
-    message = r"reaches \d+ positions but nano-gpt2 was built for 512 .*; shorten it"
-    refuse_twice(command, "nano-gpt2", "--file", long, message=message)
+    message = rf"the text has \d+ tokens, but {name} was built for 512 .*; shorten it"
+    refuse_twice(command, name, "--file", long, message=message)
 
 
 @both

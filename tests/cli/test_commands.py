@@ -88,7 +88,9 @@ def test_the_demo_learns_on_both_models_and_texts_and_its_engines_agree(tmp_path
         assert 0.7 < result["cosine"] <= 1
         assert result["simulator"] < result["auxiliary"] < result["paper"]
         assert len(result["gained_most"]) == 5
-        assert (tmp_path / result["report"]).read_text().startswith("<!doctype html>")
+    reports = [Path(result["report"]) for result in results if result["report"]]
+    assert [path.parent.name for path in reports] == ["nano-gpt2-address", "nano-llama-visit"]
+    assert all((tmp_path / path).read_text().startswith("<!doctype html>") for path in reports)
 
 
 @pytest.mark.parametrize("arguments", [("nonsense",), ("models", "--nonsense"), ("demo", "extra")])

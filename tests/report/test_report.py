@@ -340,7 +340,7 @@ def test_pieces_of_a_text() -> None:
 
 def test_small_functions() -> None:
     assert colour_limit([0.1] * 95 + [9.0] * 5) == pytest.approx(0.1) and colour_limit([0.0]) > 0
-    assert colour_limit([-0.3]) == pytest.approx(0.5)
+    assert colour_limit([-0.3]) == pytest.approx(0.3) and colour_limit([-0.61]) == pytest.approx(0.7)
     assert [shade(change, 1.0) for change in (0.0, -0.04, -0.1, -2, 1.0)] == ["", "", "better-1", "better-5", "worse-5"]
     assert smooth([1.0, 2.0, 6.0], 3) == [1.5, 3.0, 4.0]
     assert all(smoothing_window(count) % 2 == 1 and smoothing_window(count) >= 1 for count in range(1, 99))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +21,7 @@ REPORTS = Path("tint-demo")
 
 def demo(
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Directory for the reports, one for each model and text.")
+        Path, typer.Option("--output", "-o", help="Directory for the reports, one for each model.")
     ] = REPORTS,
     report: Annotated[bool, typer.Option(help="Write the reports.")] = True,
     json: Json = False,
@@ -31,20 +32,18 @@ def demo(
     simulator. Nothing is downloaded.
     """
     from tintformer.bundled import BUNDLED, TEXTS
+    from tintformer.text import find_tokenizer
 
-    pairs = [(model, text) for model in BUNDLED for text in TEXTS]
-    places = {pair: output / "-".join(pair) if report else None for pair in pairs}
-    if report:
-        from tintformer.report import check_directory
-
-        for place in places.values():
-            assert place is not None
-            check_directory(place)
+    places = {pair: output / "-".join(pair) for pair in zip(BUNDLED, TEXTS, strict=True)} if report else {}
+    for place in places.values():
+        check_place(place)
     results: list[dict[str, Any]] = []
     with plain_warnings(), progress_bar() as progress:
-        for number, (model, text) in enumerate(pairs):
-            progress(f"{model} reads {text}", number / len(pairs))
-            results.append(show(model, text, places[model, text]))
+        for model in BUNDLED:
+            auxiliary, tokenizer = open_model(model, "float32"), find_tokenizer(model)
+            for text in TEXTS:
+                progress(f"{model} reads {text}", len(results) / (len(BUNDLED) * len(TEXTS)))
+                results.append(show(auxiliary, tokenizer, text, places.get((model, text))))
     if json:
         print_json(results)
     else:
@@ -54,7 +53,14 @@ def demo(
             print(_in_one_line(result))
 
 
-def show(model: str, name: str, output: Path | None) -> dict[str, Any]:
+def check_place(directory: Path) -> None:
+    """Refuse what a report could not be written into."""
+    from tintformer.report import check_directory
+
+    check_directory(directory)
+
+
+def show(auxiliary: Auxiliary, tokenizer: Any, name: str, output: Path | None) -> dict[str, Any]:
     """One model on one text: losses four ways, how far they agree, and how large everything is."""
     import torch
 
@@ -63,10 +69,10 @@ def show(model: str, name: str, output: Path | None) -> dict[str, Any]:
     from tintformer.rule.learning_rule import LearningRule
     from tintformer.simulator.formula import Formula
     from tintformer.simulator.simulator import build
-    from tintformer.text import encode, find_tokenizer
+    from tintformer.text import encode
     from tintformer.tint import Tint
 
-    auxiliary, tokenizer, text = open_model(model, "float32"), find_tokenizer(model), read_text(name)
+    text = read_text(name)
     encoded = encode(tokenizer, text)
     ids = torch.tensor([encoded.input_ids])
     num_train = ids.shape[1] // 2
@@ -85,9 +91,9 @@ def show(model: str, name: str, output: Path | None) -> dict[str, Any]:
         "inside the pass, constructed simulator": float(built.loss),
     }
     gains = (fast.token_loss_before - fast.token_loss)[0]
-    best = gains.argsort(descending=True)[:GAINS].tolist()
+    best = distinct_words(encoded.tokens, gains.argsort(descending=True).tolist())[:GAINS]
     result = {
-        "model": model,
+        "model": auxiliary.name,
         "text": name,
         "tokens": ids.shape[1],
         "train_tokens": num_train,
@@ -99,7 +105,7 @@ def show(model: str, name: str, output: Path | None) -> dict[str, Any]:
         "auxiliary": auxiliary.model.num_parameters(),
         "simulator": simulator.num_structural,
         "paper": Formula.of(auxiliary.model.config).total,
-        "gained_most": [{"token": encoded.tokens[at], "nats": float(gains[at])} for at in best],
+        "gained_most": [{"token": shown, "nats": float(gains[at])} for shown, at in best],
         "report": None,
     }
     if output is not None:
@@ -108,6 +114,22 @@ def show(model: str, name: str, output: Path | None) -> dict[str, Any]:
         found = collect(auxiliary, rule, text, encoded, tokenizer, train_tokens=num_train, choice=choice)
         result["report"] = str(write(found, output))
     return result
+
+
+def distinct_words(tokens: Sequence[str], order: Sequence[int]) -> list[tuple[str, int]]:
+    """Tokens in this order as they stand in their words, `Verre[ll]`, each with its place; what comes again once."""
+    found: dict[str, int] = {}
+    for at in order:
+        first, last = at, at + 1
+        while first > 0 and tokens[first][:1].isalpha() and tokens[first - 1][-1:].isalpha():
+            first -= 1
+        while last < len(tokens) and tokens[last - 1][-1:].isalpha() and tokens[last][:1].isalpha():
+            last += 1
+        before, after = "".join(tokens[first:at]), "".join(tokens[at + 1 : last])
+        space = tokens[at][: len(tokens[at]) - len(tokens[at].lstrip())]
+        whole = f"{before}{space}[{tokens[at].removeprefix(space)}]{after}" if before or after else tokens[at]
+        found.setdefault(whole.strip(), at)
+    return list(found.items())
 
 
 def explicit_loss(auxiliary: Auxiliary, ids: Any, num_train: int) -> float:
@@ -156,7 +178,7 @@ def _print(result: dict[str, Any]) -> None:
         f"sizes: model {result['auxiliary']:,}, simulator's structure {result['simulator']:,} "
         f"(the paper's construction: {result['paper']:,})"
     )
-    gained = ", ".join(f"{each['token']!r} {each['nats']:.2f}" for each in result["gained_most"])
+    gained = ", ".join(f"{each['token']} {each['nats']:.2f}" for each in result["gained_most"])
     print(f"gained most, in nats: {gained}")
     if result["report"]:
         print(f"report: {result['report']}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tintformer.cli.options import DTYPES, RuleOptions
 from tintformer.cli.output import print_table
-from tintformer.errors import LoadError, TintWarning
+from tintformer.errors import InputError, LoadError, TintWarning
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from tintformer.auxiliary.description import Auxiliary
     from tintformer.rates import RateChoice
     from tintformer.rule.learning_rule import LearningRule
+
+
+ONLY_ROTARY = "of them; shorten it, or give --beyond-context to see how far it gets"
 
 
 @contextmanager
@@ -42,6 +45,16 @@ def open_model(name: str, dtype: str) -> Auxiliary:
     from tintformer.auxiliary.load import load
 
     return load(name, dtype=getattr(torch, dtype))
+
+
+def check_room(auxiliary: Auxiliary, num_tokens: int, beyond_context: bool, generate: int = 0) -> None:
+    """Refuse more tokens than the model was built for; only positions that are not learned can go beyond."""
+    longest = auxiliary.max_positions
+    if longest is None or num_tokens + generate <= longest or (beyond_context and not auxiliary.learned_positions):
+        return
+    tokens = f"the text has {num_tokens} tokens" + (f" and {generate} are to be generated" if generate else "")
+    remedy = "and has learned positions; shorten it" if auxiliary.learned_positions else ONLY_ROTARY
+    raise InputError(f"{tokens}, but {auxiliary.name} was built for {longest} {remedy}")
 
 
 def check_dtype(dtype: str) -> None:

@@ -17,6 +17,10 @@ from tintformer.rule.learning_rule import PRESETS, LearningRule
 AUTO = "auto"
 DTYPES = ("float32", "float64", "bfloat16")
 
+BeyondContext = Annotated[
+    bool,
+    typer.Option("--beyond-context", help="Let the text be longer than the model was built for (rotary positions)."),
+]
 Model = Annotated[
     str,
     typer.Argument(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tintformer.cli.learning import (
+    check_room,
     losses_record,
     made_with,
     open_model,
@@ -17,7 +18,7 @@ from tintformer.cli.learning import (
     print_rate,
     settle_rule,
 )
-from tintformer.cli.options import Dtype, Model, RuleOptions, Text, with_rule_options
+from tintformer.cli.options import BeyondContext, Dtype, Model, RuleOptions, Text, with_rule_options
 from tintformer.cli.output import Json, print_json
 from tintformer.cli.run import TRAIN_FRACTION, Split
 
@@ -47,6 +48,7 @@ def report(
             show_default=False,
         ),
     ] = None,
+    beyond_context: BeyondContext = False,
     json: Json = False,
 ) -> None:
     """Do what `tint run` does, and write a page that shows what changed, token by token and inside of the model."""
@@ -64,6 +66,7 @@ def report(
 
         auxiliary, tokenizer = open_model(model, dtype), find_tokenizer(model)
         encoded = encode(tokenizer, content)
+        check_room(auxiliary, len(encoded.input_ids), beyond_context)
         input_ids = torch.tensor([encoded.input_ids])
         num_train = split.of(len(encoded.input_ids))
         train_mask = torch.arange(len(encoded.input_ids))[None] < num_train

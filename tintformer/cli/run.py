@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tintformer.cli.learning import (
+    check_room,
     escaped,
     losses_record,
     made_with,
@@ -20,7 +21,7 @@ from tintformer.cli.learning import (
     settle_rule,
     shown,
 )
-from tintformer.cli.options import Dtype, Model, RuleOptions, Text, given_names, with_rule_options
+from tintformer.cli.options import BeyondContext, Dtype, Model, RuleOptions, Text, given_names, with_rule_options
 from tintformer.cli.output import Json, print_json, print_table
 from tintformer.errors import InputError
 
@@ -96,6 +97,7 @@ def run(
     dtype: Dtype = "float32",
     generate: Annotated[int, typer.Option(min=0, help="Continue the text by so many tokens, greedily.")] = 0,
     top: Annotated[int, typer.Option(min=0, help="How many of the most changed tokens to show.")] = 8,
+    beyond_context: BeyondContext = False,
     json: Json = False,
 ) -> None:
     """Train a model inside the pass on the first part of a text, and predict the rest with the updated weights."""
@@ -109,7 +111,7 @@ def run(
     with plain_warnings():
         auxiliary, tokenizer = open_model(model, dtype), find_tokenizer(model)
         encoded = encode(tokenizer, content)
-        _check_room(auxiliary, len(encoded.input_ids), generate)
+        check_room(auxiliary, len(encoded.input_ids), beyond_context, generate)
         if adapted is None:
             result = train_inside(auxiliary, encoded, split, rule, engine)
         else:
@@ -135,14 +137,6 @@ def _check_adapted(adapted: Path, training: list[str]) -> None:
         raise InputError(f"--adapted trains no further, so leave out {', '.join(training)}")
     if not adapted.is_file():
         raise InputError(f"there is no file {adapted}; write one with `tint adapt`")
-
-
-def _check_room(auxiliary: Auxiliary, num_tokens: int, generate: int) -> None:
-    longest = auxiliary.max_positions
-    if generate and auxiliary.learned_positions and longest is not None and num_tokens + generate > longest:
-        raise InputError(
-            f"{num_tokens} tokens and {generate} to generate exceed the {longest} positions of {auxiliary.name}"
-        )
 
 
 def train_inside(auxiliary: Auxiliary, encoded: Encoded, split: Split, options: RuleOptions, engine: str) -> Result:

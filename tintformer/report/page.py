@@ -148,7 +148,7 @@ def colour_limit(changes: Iterable[float]) -> float:
     sizes = sorted(abs(change) for change in changes)
     typical = max(sizes[min(len(sizes) - 1, math.ceil(0.95 * len(sizes)) - 1)], 1e-6)
     power = 10.0 ** math.floor(math.log10(typical))
-    return next(step * power for step in (1, 2, 5, 10) if typical <= step * power * (1 + 1e-9))
+    return next(step * power for step in (1, 1.5, 2, 3, 4, 5, 7, 10) if typical <= step * power * (1 + 1e-9))
 
 
 def shade(change: float, limit: float) -> str:
