@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Literal
 
+from tintformer.experiments.choosing import chosen_rates
 from tintformer.experiments.classification import AT_ONCE, ClassificationUnit, InContextLearning, open_classification
-from tintformer.experiments.methods import Method, find_methods
 from tintformer.experiments.work import Workers
-from tintformer.rates import RatePoint, rate_curve
+from tintformer.rates import RatePoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,32 +82,17 @@ class ClassificationResult:
 
 def run_classification(experiment: InContextLearning, crew: Workers) -> list[ClassificationResult]:
     """Every method in the experiment's setting; all seeds share one rate a method."""
-    rates: dict[str, float] = {}
-    results: list[ClassificationResult] = []
-    for name, method in find_methods(experiment.methods).items():
-        curve = _curve(experiment, name, method, crew)
-        rates[name] = rates[method.rate_of] if method.rate_of else _best(curve)
-        answers = _answers(experiment, name, rates[name], "test", crew)
-        results.append(ClassificationResult(method=name, rate=rates[name], curve=tuple(curve), answers=answers))
-    return results
 
+    def trial(name: str, rate: float) -> float:
+        answers = _answers(experiment, name, rate, "tuning", crew)
+        return fmean(value for each in answers for value in each.cross_entropy())
 
-def _curve(experiment: InContextLearning, name: str, method: Method, crew: Workers) -> list[RatePoint]:
-    if method.preset is None or method.rate_of:
-        return []
-    if experiment.rates is not None and len(experiment.rates) == 1:
-        return [RatePoint(rate=experiment.rates[0], loss=math.nan)]
-
-    def attempt(rate: float) -> RatePoint:
-        answers = _answers(experiment, name if rate else "auxiliary", rate, "tuning", crew)
-        return RatePoint(rate=rate, loss=fmean(value for each in answers for value in each.cross_entropy()))
-
-    rule = method.rule(0.0, layers=experiment.layers, steps=experiment.steps)
-    return rate_curve(attempt, rule, max(1, experiment.shots), grid=experiment.rates)
-
-
-def _best(curve: list[RatePoint]) -> float:
-    return min(curve[-1:] if len(curve) == 1 else curve[1:], key=lambda point: point.loss).rate if curve else 0.0
+    return [
+        ClassificationResult(
+            method=name, rate=rate, curve=curve, answers=_answers(experiment, name, rate, "test", crew)
+        )
+        for name, rate, curve in chosen_rates(experiment, trial, max(1, experiment.shots))
+    ]
 
 
 def _answers(

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tintformer.errors import DivergenceError, InputError
+from tintformer.experiments.choosing import chosen_rates
 from tintformer.experiments.methods import METHODS, Method, check_rules, find_methods
 from tintformer.experiments.work import Workers
-from tintformer.rates import RatePoint, rate_curve
+from tintformer.rates import RatePoint
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -206,18 +207,21 @@ def _run_share(experiment: LanguageModelling, share: float, crew: Workers) -> li
     num_train = round(share * opened.length)
     if not 2 <= num_train < opened.length:
         raise InputError(f"a share of {share:g} trains on {num_train} of {opened.length} tokens; 2 are the least")
-    rates: dict[str, float] = {}
+
+    def trial(name: str, rate: float) -> float:
+        done = _complete(experiment, name, rate, num_train, opened.tuning, crew)
+        nats = [value for each in done for value in each["nats"]]
+        return sum(nats) / len(nats) / (opened.length - num_train)
+
     results: list[LanguageResult] = []
-    for name, method in find_methods(experiment.methods).items():
-        curve = _curve(experiment, name, method, num_train, crew)
-        rates[name] = rates[method.rate_of] if method.rate_of else _best(curve)
-        done = _complete(experiment, name, rates[name], num_train, opened.scored, crew)
+    for name, rate, curve in chosen_rates(experiment, trial, num_train - 1):
+        done = _complete(experiment, name, rate, num_train, opened.scored, crew)
         results.append(
             LanguageResult(
                 method=name,
                 share=share,
-                rate=rates[name],
-                curve=tuple(curve),
+                rate=rate,
+                curve=curve,
                 nats=tuple(nats for each in done for nats in each["nats"]),
                 tokens=opened.length - num_train,
                 words=sum(sum(each["words"]) for each in done),
@@ -225,28 +229,6 @@ def _run_share(experiment: LanguageModelling, share: float, crew: Workers) -> li
             )
         )
     return results
-
-
-def _curve(experiment: LanguageModelling, name: str, method: Method, num_train: int, crew: Workers) -> list[RatePoint]:
-    """Mean loss on the tuning blocks by rate; empty where there is nothing to choose."""
-    if method.preset is None or method.rate_of:
-        return []
-    if experiment.rates is not None and len(experiment.rates) == 1:
-        return [RatePoint(rate=experiment.rates[0], loss=math.nan)]
-    opened = open_language(experiment)
-
-    def attempt(rate: float) -> RatePoint:
-        done = _complete(experiment, name if rate else "auxiliary", rate, num_train, opened.tuning, crew)
-        nats = [value for each in done for value in each["nats"]]
-        return RatePoint(rate=rate, loss=sum(nats) / len(nats) / (opened.length - num_train))
-
-    rule = method.rule(0.0, layers=experiment.layers, steps=experiment.steps)
-    return rate_curve(attempt, rule, num_train - 1, grid=experiment.rates)
-
-
-def _best(curve: list[RatePoint]) -> float:
-    """The rate with the lowest loss, training or not: on many held-out tokens it need not be shunned."""
-    return min(curve[-1:] if len(curve) == 1 else curve[1:], key=lambda point: point.loss).rate if curve else 0.0
 
 
 def _complete(

@@ -19,6 +19,7 @@ from tintformer.report.alignment import LIMIT, Cosine, cosines
 from tintformer.report.pieces import Piece, Words, cut
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.rule.movement import movable
+from tintformer.statistics import standard_error
 from tintformer.text import Encoded
 from tintformer.tint import Tint
 from tintformer.verify.gradients import parameters
@@ -104,11 +105,8 @@ class Report:
     @property
     def standard_error(self) -> float | None:
         """Of the mean change of loss, over tokens; None for a single one."""
-        count = len(self.scored)
-        if count < 2:
-            return None
-        mean = self.loss - self.loss_before
-        return math.sqrt(math.fsum((token.change - mean) ** 2 for token in self.scored) / (count - 1) / count)
+        changes = [token.change for token in self.scored]
+        return standard_error(changes) if len(changes) > 1 else None
 
 
 def collect(
