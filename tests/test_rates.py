@@ -46,7 +46,7 @@ def test_the_choice_is_just_below_the_best_point_of_its_curve(choice: RateChoice
     assert choice.rate == pytest.approx(best.rate / 10**0.25, rel=1e-2)
     assert choice.helps and best.loss <= losses[choice.rate] < losses[0] - 0.1
     assert (choice.train_tokens, choice.evaluation_tokens) == (48, 12)
-    grid = set(default_grid(RULE, 47))
+    grid = set(default_grid(RULE.reduction, 47))
     around = sorted(set(losses) - grid - {0})
     coarse = min((point for point in choice.curve if point.rate in grid), key=lambda point: point.loss)
     assert [rate / coarse.rate for rate in around] == pytest.approx([10**-0.25, 10**0.25], rel=1e-2)

@@ -115,7 +115,7 @@ def choose_rate(
             on_point(point)
         return point
 
-    curve = rate_curve(attempt, rule, inner.num_targets, grid=grid)
+    curve = rate_curve(attempt, rule.reduction, inner.num_targets, grid=grid)
     best = min(curve[1:], key=lambda point: point.loss)
     helps = _helps(best, curve[0])
     chosen = best if grid is not None else _just_below(best, curve)
@@ -129,21 +129,21 @@ def choose_rate(
 
 
 def rate_curve(
-    attempt: Callable[[float], RatePoint], rule: LearningRule, num_targets: int, *, grid: Iterable[float] | None = None
+    attempt: Callable[[float], RatePoint], reduction: str, num_targets: int, *, grid: Iterable[float] | None = None
 ) -> list[RatePoint]:
     """Rates by `attempt`, rising, the model as it is first; without a `grid` the best is surrounded more closely."""
     once = cache(attempt)
     if grid is not None:
         return _search(once, _checked(grid))
-    return _refine(once, _search(once, default_grid(rule, num_targets), start=START))
+    return _refine(once, _search(once, default_grid(reduction, num_targets), start=START))
 
 
-def default_grid(rule: LearningRule, num_targets: int) -> tuple[float, ...]:
+def default_grid(reduction: str, num_targets: int) -> tuple[float, ...]:
     """Rates from 1e-12 to 1 for a summed loss; a mean over `num_targets` wants them larger by that number.
 
     The search starts in the middle: rates below 1e-6 are for the losses without a softmax, whose gradients are huge.
     """
-    scale = num_targets if rule.reduction == "mean" else 1
+    scale = num_targets if reduction == "mean" else 1
     return tuple(_rounded(scale * FACTOR**exponent) for exponent in range(-24, 1))
 
 

@@ -16,10 +16,14 @@ from praise import save_task
 
 from tintformer.auxiliary.load import load
 from tintformer.errors import InputError
+from tintformer.experiments import scoring
 from tintformer.experiments.classification import InContextLearning, open_classification
 from tintformer.experiments.classification_run import Answers, run_classification
+from tintformer.experiments.protocols import FULL_RATES, LABEL_RATES, by_protocol
+from tintformer.experiments.recipes import compared
 from tintformer.experiments.records import Store
 from tintformer.experiments.tables.classification import classification_tables
+from tintformer.experiments.tables.figures import classification_figures
 from tintformer.experiments.work import workers
 
 TINT = Path(sys.executable).parent / "tint"
@@ -101,7 +105,7 @@ def test_seeds_draw_their_own_demonstrations_and_share_a_rate(few: InContextLear
     assert [answers.seed for answers in result.answers] == [0, 1]
     assert result.answers[0].labels == result.answers[1].labels
     assert result.answers[0].scores != result.answers[1].scores
-    assert result.rate in (1e-4, 1e-3) and result.curve[0].rate == 0.0
+    assert result.rates[0] in (1e-4, 1e-3) and result.rates[0] == result.rates[1] and result.curves[0][0].rate == 0.0
     opened = open_classification(few)
     assert opened.demonstrations(0) != opened.demonstrations(1)
 
@@ -117,6 +121,67 @@ def test_zero_shot_trains_on_the_test_input(zero: InContextLearning, tmp_path: P
     assert found["tint"].answers[0].scores != found["auxiliary"].answers[0].scores
     with pytest.raises(InputError, match="there is no label to train on"):
         replace(zero, loss="label")
+
+
+@pytest.mark.parametrize("methods", [("auxiliary",), ("tint",)])
+def test_one_context_for_many_inputs_changes_nothing(
+    few: InContextLearning, methods: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    multi = replace(few, mode="multi", methods=methods, seeds=(0,), tests=6)
+    together = run(multi, tmp_path / "together")[methods[0]].answers[0]
+    monkeypatch.setattr(scoring, "TOGETHER", 1)  # one input at a time
+    close(together, run(multi, tmp_path / "apart")[methods[0]].answers[0])
+
+
+def test_the_protocol_of_the_paper_chooses_on_the_test_examples(few: InContextLearning, tmp_path: Path) -> None:
+    experiment = by_protocol(replace(few, rates=None, seeds=(0, 1)), "paper")
+    assert (experiment.rates, experiment.chosen_on, experiment.test_text) == (LABEL_RATES, "test", False)
+    result = run(experiment, tmp_path)["tint"]
+    assert len(result.rates) == len(result.curves) == len(result.answers) == 2
+    for rate, curve, answers in zip(result.rates, result.curves, result.answers, strict=True):
+        assert [point.rate for point in curve] == [0.0, *LABEL_RATES]
+        best = min(point.loss for point in curve[1:])
+        assert best == sum(answers.wrong()) / len(answers.labels)
+        assert rate in [point.rate for point in curve if point.loss == best]
+    tables = classification_tables([(experiment, [result])])
+    assert "OPTIMISTIC" in tables[0].note and "test examples themselves" in tables[0].note
+    full = by_protocol(replace(few, rates=None, loss="full"), "paper")
+    assert full.test_text and full.rates == FULL_RATES
+    assert by_protocol(few, "tuned") is few
+    with pytest.raises(InputError, match="--protocol 'own' is unknown"):
+        by_protocol(few, "own")
+
+
+def test_other_models_stand_beside_as_they_are(few: InContextLearning, tmp_path: Path) -> None:
+    experiments = [few, *compared(few, ["nano-gpt2"])]
+    done = [(each, list(run(each, tmp_path).values())) for each in experiments]
+    main, _, _ = classification_tables(done)
+    rows = [(row["model"], row["setting"], row["method"]) for row in main.rows[::2]]
+    assert rows == [
+        ("nano-llama", "zero-shot", "the model as it is"),
+        ("nano-llama", "4-shot single, label loss, all x 1", "TinT"),
+        ("nano-gpt2", "zero-shot", "the model as it is"),
+    ]
+
+
+def test_lora_learns_in_every_format(few: InContextLearning, zero: InContextLearning, tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="LoRA needs the package peft")
+    formats = [few, replace(few, mode="multi"), replace(few, loss="full", test_text=True), zero]
+    for number, experiment in enumerate(formats):
+        small = replace(
+            experiment, methods=("auxiliary", "lora"), rates=(3e-3,), tests=2, seeds=(0,), steps=2, layers=2
+        )
+        found = run(small, tmp_path / str(number))
+        change = found["lora"].answers[0].scores[0][0] - found["auxiliary"].answers[0].scores[0][0]
+        assert math.isfinite(change) and abs(change) > 1e-3, experiment
+
+
+def test_settings_of_one_budget_are_a_figure(few: InContextLearning, tmp_path: Path) -> None:
+    small = replace(few, tests=2, seeds=(0,))
+    done = [(each, list(run(each, tmp_path).values())) for each in (small, replace(small, layers=3, steps=2))]
+    figures = classification_figures(done)
+    assert figures["settings"].startswith(b"\x89PNG") and figures["accuracy"].startswith(b"\x89PNG")
+    assert not classification_figures(done[:1])["settings"]
 
 
 @pytest.mark.slow
@@ -148,9 +213,11 @@ def test_measures() -> None:
 
 def test_the_tables(few: InContextLearning, tmp_path: Path) -> None:
     results = list(run(few, tmp_path).values())
-    main, details = classification_tables([(few, results)])
+    main, entropies, details = classification_tables([(few, results)])
+    assert [list(row) for row in entropies.rows] == [list(row) for row in main.rows]
     assert len(main.rows) == 4 and set(main.rows[0]) == {"setting", "method", "scores", "Praise"}
-    assert main.rows[0]["setting"] == "4-shot single, label loss, all x 1"
+    assert main.rows[0]["setting"] == "zero-shot"  # what does not learn does not see the examples of "single"
+    assert main.rows[2]["setting"] == "4-shot single, label loss, all x 1"
     assert details.rows[0]["n"] == "6 x 2" and details.rows[0]["change of accuracy"] == ""
     assert "[" in details.rows[2]["change of cross-entropy"]
 

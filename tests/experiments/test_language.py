@@ -22,7 +22,10 @@ from tintformer.bench.explicit import Explicit, block_names
 from tintformer.bundled import read_text
 from tintformer.errors import InputError
 from tintformer.experiments.language import LanguageModelling, open_language, run_language
+from tintformer.experiments.protocols import FULL_RATES, by_protocol
+from tintformer.experiments.recipes import compared
 from tintformer.experiments.records import Store
+from tintformer.experiments.tables.figures import language_figures
 from tintformer.experiments.tables.language import language_tables, per_token
 from tintformer.experiments.work import workers
 
@@ -112,9 +115,35 @@ def test_a_diverged_rate_loses(experiment: LanguageModelling, tmp_path: Path) ->
     assert found.rate == 5e-4 and math.isfinite(sum(found.nats))
 
 
+def test_the_protocol_of_the_paper_chooses_on_the_scored_blocks(experiment: LanguageModelling, tmp_path: Path) -> None:
+    changed = by_protocol(replace(experiment, rates=None), "paper")
+    assert changed.rates == FULL_RATES and not open_language(changed).tuning
+    results = list(run(changed, tmp_path / "records").values())
+    for result in results[1:]:
+        best = min(result.curve[1:], key=lambda point: point.loss)
+        assert result.rate == best.rate and best.loss == pytest.approx(sum(per_token(result)) / 5, abs=1e-12)
+    assert "OPTIMISTIC" in language_tables([(changed, results)])[0].note
+
+
+def test_other_models_stand_beside_as_they_are(experiment: LanguageModelling, tmp_path: Path) -> None:
+    experiments = [experiment, *compared(experiment, ["nano-gpt2"])]
+    done = [(each, list(run(each, tmp_path / "records").values())) for each in experiments]
+    main, details = language_tables(done)
+    assert [row["model"] for row in main.rows] == ["nano-llama"] * 3 + ["nano-gpt2"]
+    assert "compare models per word or byte" not in main.note  # the two have one tokenizer
+    assert details.rows[-1]["gain"] == "" and details.rows[-1]["per byte"]
+    assert language_figures(done)["perplexity"].startswith(b"\x89PNG")
+
+
+def test_lora_lowers_the_loss(experiment: LanguageModelling, tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="LoRA needs the package peft")
+    found = run(replace(experiment, methods=("auxiliary", "lora"), rates=(1e-4, 1e-3), steps=2), tmp_path / "records")
+    assert sum(found["lora"].nats) < sum(found["auxiliary"].nats)
+
+
 def test_the_tables(experiment: LanguageModelling, tmp_path: Path) -> None:
     results = list(run(experiment, tmp_path / "records").values())
-    main, details = language_tables(experiment, results)
+    main, details = language_tables([(experiment, results)])
     assert [row["method"] for row in main.rows] == ["the model as it is", "fine-tuning, all block weights", "TinT"]
     perplexity = math.exp(sum(per_token(results[0])) / 5)
     assert main.rows[0]["50%"].startswith(f"{perplexity:.2f} ± ")

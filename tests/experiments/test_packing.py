@@ -13,7 +13,17 @@ from torch.nn import functional
 from tintformer import LearningRule, Tint
 from tintformer.batch import SHARED as SHARED_BY_TINT
 from tintformer.errors import InputError
-from tintformer.experiments.packing import SHARED, Packed, multi, separate, single, to_learn, to_score
+from tintformer.experiments.packing import (
+    SHARED,
+    Packed,
+    after_shared,
+    loss_by_segment,
+    multi,
+    separate,
+    single,
+    to_learn,
+    to_score,
+)
 from tintformer.experiments.prompts import Encoder, Role
 from tintformer.experiments.tasks import Example, Prompt
 from tintformer.text import find_tokenizer
@@ -196,6 +206,28 @@ def test_adapting_once_on_multi_equals_the_whole_row(name: str) -> None:
     tuned = sim.adapt(**to_learn([prompted.sequences[0].training()], loss="full"))
     scored = tuned.score(**to_score(prompted.sequences))
     torch.testing.assert_close(scored.token_loss, whole.token_loss, atol=1e-9, rtol=0)
+
+
+def test_inputs_behind_one_context_read_as_they_do_alone(name: str) -> None:
+    """In float64, words of several tokens and the calibration prompt among them."""
+    encoder = encoder_of(name)
+    asked = [multi(encoder, SHOWN, text) for text in (TEXT, "no", None)]
+    sequences = [sequence for each in asked for sequence in each.sequences]
+    (row,) = after_shared(sequences)
+    shared = row.segments.count(SHARED)
+    assert shared > 40 and len(row) == shared + sum(len(sequence) - shared for sequence in sequences)
+    tuned = Tint(model_of(name), rule()).adapt(**to_learn([sequences[0].training()], loss="label"))
+    together = loss_by_segment([row], tuned.score(**to_score([row])).token_loss)
+    alone = tuned.score(**to_score(sequences)).token_loss.sum(1)
+    torch.testing.assert_close(together, alone, atol=1e-9, rtol=0)
+
+
+def test_a_context_that_is_all_that_inputs_have_leaves_them_a_token() -> None:
+    """The token that predicts the answer stays behind the border of the segment."""
+    roles = (Role.FIRST, Role.CONTEXT, Role.TEST, Role.ANSWER)
+    sequences = [Packed(ids=(0, 1, 2, answer), roles=roles, segments=(0,) * 4) for answer in (7, 8)]
+    (row,) = after_shared(sequences)
+    assert row.ids == (0, 1, 2, 7, 2, 8) and row.segments == (SHARED, SHARED, 0, 0, 1, 1)
 
 
 @pytest.mark.parametrize("loss", ["label", "full"])

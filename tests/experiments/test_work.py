@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,3 +78,50 @@ def test_records_alone(tmp_path: Path) -> None:
     with workers(Store(tmp_path / "records"), only_records=True) as crew, lacking:
         crew.complete(experiment, [1])
     assert experiment.done() == []
+
+
+@dataclass(frozen=True)
+class Sleeping:
+    """Units that say who does them, and take long."""
+
+    marks: Path
+
+    def identity(self, unit: int) -> dict[str, Any]:
+        return {"number": unit}
+
+    def run(self, unit: int) -> dict[str, Any]:
+        (self.marks / f"pid-{os.getpid()}").touch()
+        time.sleep(60)
+        return {}
+
+
+def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import sys; from pathlib import Path\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from test_work import Sleeping, Store, workers\n"
+        "if __name__ == '__main__':\n"
+        "    with workers(Store(Path(sys.argv[1]) / 'records'), jobs=2) as crew:\n"
+        "        crew.complete(Sleeping(Path(sys.argv[1])), [1, 2])\n"
+    )
+    parent = subprocess.Popen([sys.executable, str(script), str(tmp_path)])
+    while parent.poll() is None and len(list(tmp_path.glob("pid-*"))) < 2:
+        time.sleep(0.05)
+    pids = [int(path.name.removeprefix("pid-")) for path in tmp_path.glob("pid-*")]
+    assert len(pids) == 2
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 20
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(alive, pids))
+
+
+def alive(pid: int) -> bool:
+    """A process that has ended but was not waited for by its new parent does not count."""
+    try:
+        os.kill(pid, 0)
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (ProcessLookupError, FileNotFoundError):
+        return False

@@ -1,13 +1,25 @@
-"""Choosing rates: each method's own, on data that is neither trained on nor scored."""
+"""Choosing rates: each method's own, on data that is neither trained on nor scored, unless that is asked for."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
-from tintformer.experiments.methods import Method, find_methods
+from tintformer.errors import InputError
+from tintformer.experiments.methods import METHODS, Method, find_methods
 from tintformer.rates import RatePoint, rate_curve
+
+USUAL = 10
+"""Rates that a search of its own tries, about."""
+ChosenOn = Literal["tuning", "test"]
+"""The data that rates are chosen on: `test` is optimistic, because what is reported is what was chosen."""
+
+
+def check_chosen_on(value: str) -> None:
+    """Refuse what rates cannot be chosen on."""
+    if value not in get_args(ChosenOn):
+        raise InputError(f"chosen_on={value!r} is unknown; choose one of {', '.join(get_args(ChosenOn))}")
 
 
 class Learns(Protocol):
@@ -24,7 +36,7 @@ class Learns(Protocol):
 
 
 Trial = Callable[[str, float], float]
-"""The loss of a method at a rate on the tuning data; rate 0 is the model as it is."""
+"""The loss of a method at a rate on the data that rates are chosen on; rate 0 is the model as it is."""
 
 
 def chosen_rates(
@@ -47,6 +59,14 @@ def chosen_rates(
         yield name, rates[name], tuple(curve)
 
 
+def rates_tried(experiment: Learns, name: str) -> int:
+    """About how many rates a method will be tried at."""
+    method = METHODS[name]
+    if method.preset is None or method.rate_of or (experiment.rates is not None and len(experiment.rates) == 1):
+        return 0
+    return USUAL if experiment.rates is None else len(experiment.rates)
+
+
 def _curve(experiment: Learns, name: str, method: Method, trial: Trial, num_targets: int) -> list[RatePoint]:
     """Losses by rate, the untrained one first; a single rate is taken as it is given, and not tried."""
     if experiment.rates is not None and len(experiment.rates) == 1:
@@ -55,5 +75,6 @@ def _curve(experiment: Learns, name: str, method: Method, trial: Trial, num_targ
     def attempt(rate: float) -> RatePoint:
         return RatePoint(rate=rate, loss=trial(name if rate else "auxiliary", rate))
 
-    rule = method.rule(0.0, layers=experiment.layers, steps=experiment.steps)
-    return rate_curve(attempt, rule, num_targets, grid=experiment.rates)
+    rule = method.how(0.0, layers=experiment.layers, steps=experiment.steps)
+    assert rule is not None, f"{method.title} learns nothing"
+    return rate_curve(attempt, rule.reduction, num_targets, grid=experiment.rates)

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from tintformer.errors import DivergenceError, InputError
+from tintformer.errors import InputError
+from tintformer.experiments.choosing import ChosenOn, check_chosen_on, rates_tried
 from tintformer.experiments.methods import METHODS, check_rules, find_methods
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from tintformer.auxiliary.description import Auxiliary
-    from tintformer.experiments.packing import Loss, Packed, Prompted
+    from tintformer.experiments.learning import How
+    from tintformer.experiments.packing import Loss, Prompted
     from tintformer.experiments.prompts import Encoder
     from tintformer.experiments.tasks.task import Example, Task
-    from tintformer.rule.learning_rule import LearningRule
-    from tintformer.tuned import Tuned
 
 Mode = Literal["single", "multi"]
 CONTEXT = 2048
 """Of models that have no longest one."""
 AT_ONCE = 40
 """Examples of a unit. More make a kill lose more; fewer leave rows of very different lengths in one batch."""
-ROWS = 8
-"""Sequences that run together. More want more memory, fewer are slower."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +55,17 @@ class InContextLearning:
     tuning: int = 40
     """Examples of the train pool for each seed that choose the rate; they are neither trained on nor tested."""
     rates: tuple[float, ...] | None = None
+    """To choose from, or the one to use; None: a grid that finds its own range."""
+    chosen_on: ChosenOn = "tuning"
+    """Where rates are chosen. `tuning`: by label cross-entropy, one rate for all seeds. `test`: by accuracy on the test
+    examples themselves, for each seed, as the authors do; every gain is then optimistic."""
     engine: str = "fast"
     dtype: str = "float32"
     threads: int = 1
 
     def __post_init__(self) -> None:
         find_methods(self.methods)
+        check_chosen_on(self.chosen_on)
         if self.mode not in get_args(Mode):
             raise InputError(f"mode={self.mode!r} is unknown; choose one of {', '.join(get_args(Mode))}")
         if self.shots < 0:
@@ -85,7 +84,7 @@ class InContextLearning:
         from tintformer.experiments.identity import code_version
 
         opened = open_classification(self)
-        rule = self._rule(unit)
+        rule = self.how(unit)
         return {
             "experiment": "in-context learning",
             "model": opened.identity,
@@ -106,9 +105,18 @@ class InContextLearning:
             "code": code_version(),
         }
 
+    def num_units(self) -> int:
+        """About how many units there are."""
+        tests = open_classification(self).count("test")
+        scored, tuning = -(-tests // AT_ONCE), -(-(self.tuning if self.chosen_on == "tuning" else tests) // AT_ONCE)
+        seeds = len(self.seeds) if self.shots else 1
+        return seeds * sum(scored + tuning * rates_tried(self, name) for name in self.methods)
+
     def run(self, unit: ClassificationUnit) -> dict[str, Any]:
         """Log-probabilities of all label words for a few examples, and for the calibration prompt."""
         import torch
+
+        from tintformer.experiments.scoring import Scorer
 
         torch.set_num_threads(self.threads)
         opened = open_classification(self)
@@ -127,9 +135,13 @@ class InContextLearning:
             "cut": sum(each.num_cut for each in asked),
         }
 
-    def _rule(self, unit: ClassificationUnit) -> LearningRule | None:
-        method = METHODS[unit.method]
-        return None if method.preset is None else method.rule(unit.rate, layers=self.layers, steps=self.steps)
+    def how(self, unit: ClassificationUnit) -> How | None:
+        """How a unit learns; None where it does not."""
+        return self.method_at(unit.method, unit.rate)
+
+    def method_at(self, method: str, rate: float) -> How | None:
+        """A method in this experiment's setting; None for one that does not learn."""
+        return METHODS[method].how(rate, layers=self.layers, steps=self.steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,88 +218,3 @@ def open_classification(experiment: InContextLearning) -> OpenClassification:
         task=task,
         encoder=Encoder(tokenizer=model.tokenizer, prompt=task.prompt, context=context),
     )
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Scorer:
-    """Learns as a unit says, and scores label words."""
-
-    experiment: InContextLearning
-    unit: ClassificationUnit
-
-    def scores(self, asked: Sequence[Prompted]) -> list[list[float]]:
-        """The log-probability of every label word, for each input."""
-        order = sorted(range(len(asked)), key=lambda at: len(asked[at].sequences[0]))  # little padding
-        found: dict[int, list[float]] = {}
-        for start in range(0, len(order), ROWS):
-            here = order[start : start + ROWS]
-            found.update(zip(here, self._batch([asked[at] for at in here]), strict=True))
-        return [found[at] for at in range(len(asked))]
-
-    def _batch(self, asked: Sequence[Prompted]) -> list[list[float]]:
-        """One sequence an input where every label word is one token: their logits stand in one place."""
-        import torch
-
-        words = len(asked[0].answers)
-        short = all(len(answer) == 1 for each in asked for answer in each.answers)
-        sequences = [sequence for each in asked for sequence in (each.sequences[:1] if short else each.sequences)]
-        try:
-            token_loss, logits = self._predict(sequences, logits=short)
-        except DivergenceError:
-            return [[-math.inf] * words for _ in asked]
-        if not short:
-            return (-token_loss.double().sum(1)).view(len(asked), words).tolist()
-        assert logits is not None
-        ids = torch.tensor([[answer[0] for answer in each.answers] for each in asked])
-        return logits.double().log_softmax(-1).gather(1, ids).tolist()
-
-    def _predict(self, sequences: Sequence[Packed], *, logits: bool) -> tuple[Tensor, Tensor | None]:
-        """Losses of the answers by row, and the logits that predict their first tokens."""
-        from tintformer.experiments.packing import to_learn, to_score
-        from tintformer.tint import Tint
-
-        experiment, auxiliary = self.experiment, open_classification(self.experiment).auxiliary
-        rule = experiment._rule(self.unit)  # pyright: ignore[reportPrivateUsage]
-        wanted: Literal["evaluation", "none"] = "evaluation" if logits else "none"
-        if rule is None or self._learns_once:
-            out = self._tuned().score(**to_score(self._visible(sequences)), logits=wanted)
-        else:
-            test_text = experiment.test_text or experiment.shots == 0
-            learnt = to_learn(sequences, loss=experiment.loss, test_text=test_text)
-            out = Tint(auxiliary, rule, engine=experiment.engine)(**learnt, logits=wanted)
-        return out.token_loss, out.logits
-
-    @property
-    def _learns_once(self) -> bool:
-        """Whether demonstrations alone are learnt from, so that one update serves all inputs."""
-        experiment = self.experiment
-        return experiment.shots > 0 and not experiment.test_text and experiment.engine == "fast"
-
-    def _visible(self, sequences: Sequence[Packed]) -> Sequence[Packed]:
-        """What the answer can see: segments of demonstrations are invisible to the test input's."""
-        packed = self.experiment.shots > 0 and self.experiment.mode == "single"
-        return [sequence.alone() for sequence in sequences] if packed else sequences
-
-    def _tuned(self) -> Tuned:
-        unit = self.unit
-        return _learn_once(self.experiment, unit.method, unit.rate, unit.seed)
-
-
-@lru_cache(maxsize=1)
-def _learn_once(experiment: InContextLearning, method: str, rate: float, seed: int) -> Tuned:
-    """The model after the demonstrations of a seed; of "multi", as many as fit into the context by themselves."""
-    from tintformer.experiments.packing import separate, to_learn
-    from tintformer.tint import Tint
-    from tintformer.tuned import Tuned
-
-    opened = open_classification(experiment)
-    found = METHODS[method]
-    if found.preset is None:
-        return Tuned.untrained(opened.auxiliary)
-    rule = found.rule(rate, layers=experiment.layers, steps=experiment.steps)
-    if experiment.mode == "single":
-        rows = separate(opened.encoder, opened.demonstrations(seed))
-    else:
-        rows = (opened.prompted(seed, None).sequences[0].training(),)
-    keywords = to_learn(rows, loss=experiment.loss)
-    return Tint(opened.auxiliary, rule).adapt(**keywords)

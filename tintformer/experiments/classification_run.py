@@ -56,6 +56,10 @@ class Answers:
             for scores, label in zip(self.scores, self.labels, strict=True)
         ]
 
+    def wrong(self) -> list[float]:
+        """1 where the best label word is not the right one, else 0."""
+        return [1 - value for value in self.right()]
+
     def cross_entropy(self) -> list[float]:
         """Of the right label among the label words, in nats."""
         return [_cross_entropy(scores, label) for scores, label in zip(self.scores, self.labels, strict=True)]
@@ -73,33 +77,59 @@ class ClassificationResult:
     """One method in one setting."""
 
     method: str
-    rate: float
-    curve: tuple[RatePoint, ...]
-    """Label cross-entropy on the tuning examples by rate."""
+    rates: tuple[float, ...]
+    """One a seed; the same for all of them unless each chose its own."""
+    curves: tuple[tuple[RatePoint, ...], ...]
+    """What rates were chosen from: label cross-entropy on tuning examples, or the share of wrong answers to test
+    examples, by rate; one curve for all seeds, or one a seed."""
     answers: tuple[Answers, ...]
     """One a seed."""
 
 
 def run_classification(experiment: InContextLearning, crew: Workers) -> list[ClassificationResult]:
-    """Every method in the experiment's setting; all seeds share one rate a method."""
+    """Every method in the experiment's setting."""
+    if experiment.chosen_on == "tuning":
+        return _run(experiment, crew)
+    by_seed = [_run(replace(experiment, seeds=(seed,)), crew) for seed in _seeds(experiment)]
+    return [
+        ClassificationResult(
+            method=parts[0].method,
+            rates=tuple(rate for part in parts for rate in part.rates),
+            curves=tuple(curve for part in parts for curve in part.curves),
+            answers=tuple(answers for part in parts for answers in part.answers),
+        )
+        for parts in zip(*by_seed, strict=True)
+    ]
+
+
+def _run(experiment: InContextLearning, crew: Workers) -> list[ClassificationResult]:
+    """Every method at one rate for all seeds."""
+    part, measure = ("tuning", Answers.cross_entropy) if experiment.chosen_on == "tuning" else ("test", Answers.wrong)
 
     def trial(name: str, rate: float) -> float:
-        answers = _answers(experiment, name, rate, "tuning", crew)
-        return fmean(value for each in answers for value in each.cross_entropy())
+        answers = _answers(experiment, name, rate, part, crew)
+        return fmean(value for each in answers for value in measure(each))
 
     return [
         ClassificationResult(
-            method=name, rate=rate, curve=curve, answers=_answers(experiment, name, rate, "test", crew)
+            method=name,
+            rates=(rate,) * len(_seeds(experiment)),
+            curves=(curve,),
+            answers=_answers(experiment, name, rate, "test", crew),
         )
         for name, rate, curve in chosen_rates(experiment, trial, max(1, experiment.shots))
     ]
 
 
+def _seeds(experiment: InContextLearning) -> tuple[int, ...]:
+    """Without demonstrations seeds differ in nothing but their tuning examples, and one is enough."""
+    return experiment.seeds if experiment.shots else experiment.seeds[:1]
+
+
 def _answers(
     experiment: InContextLearning, name: str, rate: float, part: Literal["test", "tuning"], crew: Workers
 ) -> tuple[Answers, ...]:
-    # Without demonstrations seeds differ in nothing but their tuning examples.
-    seeds = experiment.seeds if experiment.shots else experiment.seeds[:1]
+    seeds = _seeds(experiment)
     count = open_classification(experiment).count(part)
     units = [
         ClassificationUnit(method=name, rate=rate, seed=seed, part=part, start=start, stop=min(start + AT_ONCE, count))

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tintformer.errors import DivergenceError, InputError
-from tintformer.experiments.choosing import chosen_rates
-from tintformer.experiments.methods import METHODS, Method, check_rules, find_methods
+from tintformer.experiments.choosing import ChosenOn, check_chosen_on, chosen_rates, rates_tried
+from tintformer.experiments.methods import METHODS, check_rules, find_methods
 from tintformer.experiments.work import Workers
 from tintformer.rates import RatePoint
 
@@ -46,6 +46,8 @@ class LanguageModelling:
     """How many choose the rates; they are not scored. Few make the choice a guess."""
     rates: tuple[float, ...] | None = None
     """To choose from, or the one to use; None: a grid that finds its own range."""
+    chosen_on: ChosenOn = "tuning"
+    """Where rates are chosen: `test`, the scored blocks themselves, as the authors do, makes every gain optimistic."""
     layers: int | None = None
     steps: int = 1
     engine: str = "fast"
@@ -57,24 +59,24 @@ class LanguageModelling:
 
     def __post_init__(self) -> None:
         find_methods(self.methods)
+        check_chosen_on(self.chosen_on)
         for share in self.shares:
             if not 0 < share < 1:
                 raise InputError(f"a share of {share:g} is trained on; it must lie between 0 and 1")
-        if self.tuning < 1 and self.chooses:
+        if self.tuning < 1 and self.tunes:
             raise InputError("rates are chosen on tuning blocks; give at least one, or a single rate")
 
     @property
-    def chooses(self) -> bool:
-        """Whether there is a rate to choose."""
-        return self.rates is None or len(self.rates) > 1
+    def tunes(self) -> bool:
+        """Whether there is a rate to choose on blocks of its own."""
+        return self.chosen_on == "tuning" and (self.rates is None or len(self.rates) > 1)
 
     def identity(self, unit: LanguageUnit) -> dict[str, Any]:
         """What decides the result of a unit."""
         from tintformer.experiments.identity import code_version
 
         opened = open_language(self)
-        method = METHODS[unit.method]
-        rule = None if method.preset is None else method.rule(unit.rate, layers=self.layers, steps=self.steps)
+        rule = METHODS[unit.method].how(unit.rate, layers=self.layers, steps=self.steps)
         return {
             "experiment": "language modelling",
             "model": opened.identity,
@@ -89,16 +91,21 @@ class LanguageModelling:
             "code": code_version(),
         }
 
+    def num_units(self) -> int:
+        """About how many units there are."""
+        opened = open_language(self)
+        scored, tuning = -(-len(opened.scored) // AT_ONCE), -(-len(opened.tuning or opened.scored) // AT_ONCE)
+        return len(self.shares) * sum(scored + tuning * rates_tried(self, name) for name in self.methods)
+
     def run(self, unit: LanguageUnit) -> dict[str, Any]:
         """Losses of a few blocks, summed over the scored tokens of each, in nats."""
         import torch
 
         torch.set_num_threads(self.threads)
         opened = open_language(self)
-        method = METHODS[unit.method]
         blocks = [opened.blocks[at] for at in unit.blocks]
         ids = torch.tensor([block.ids for block in blocks])
-        losses = self._losses(opened.auxiliary, method, ids, unit)
+        losses = self._losses(opened.auxiliary, ids, unit)
         return {
             "nats": losses.double().sum(1).tolist(),
             "tokens": len(blocks[0]) - unit.num_train,
@@ -106,19 +113,19 @@ class LanguageModelling:
             "bytes": [sum(block.num_bytes[unit.num_train :]) for block in blocks],
         }
 
-    def _losses(self, auxiliary: Auxiliary, method: Method, ids: Tensor, unit: LanguageUnit) -> Tensor:
+    def _losses(self, auxiliary: Auxiliary, ids: Tensor, unit: LanguageUnit) -> Tensor:
         import torch
 
-        from tintformer.tint import Tint
+        from tintformer.experiments.learning import learn_each
         from tintformer.tuned import Tuned
 
         train = (torch.arange(ids.shape[1]) < unit.num_train).expand(ids.shape)
-        if method.preset is None:
-            out = Tuned.untrained(auxiliary).score(ids, score_mask=~train)
-            return out.token_loss[:, unit.num_train :]
-        rule = method.rule(unit.rate, layers=self.layers, steps=self.steps)
+        how = METHODS[unit.method].how(unit.rate, layers=self.layers, steps=self.steps)
         try:
-            out = Tint(auxiliary, rule, engine=self.engine)(ids, train_mask=train, logits="none")
+            if how is None:
+                out = Tuned.untrained(auxiliary).score(ids, score_mask=~train)
+            else:
+                out = learn_each(auxiliary, how, self.engine, input_ids=ids, train_mask=train)
         except DivergenceError:
             return torch.full((len(ids), 1), math.inf)
         return out.token_loss[:, unit.num_train :]
@@ -160,7 +167,7 @@ def open_language(experiment: LanguageModelling) -> OpenLanguage:
     check_rules(experiment.methods, len(model.auxiliary.blocks), layers=experiment.layers, steps=experiment.steps)
     length = min(experiment.length, model.auxiliary.max_positions or experiment.length)
     blocks = tuple(texts.blocks(model.tokenizer, length, keep_rest=False))
-    tuning = experiment.tuning if experiment.chooses else 0
+    tuning = experiment.tuning if experiment.tunes else 0
     wanted = tuning + (experiment.blocks or 1)
     if len(blocks) < wanted:
         raise InputError(
@@ -209,7 +216,8 @@ def _run_share(experiment: LanguageModelling, share: float, crew: Workers) -> li
         raise InputError(f"a share of {share:g} trains on {num_train} of {opened.length} tokens; 2 are the least")
 
     def trial(name: str, rate: float) -> float:
-        done = _complete(experiment, name, rate, num_train, opened.tuning, crew)
+        blocks = opened.tuning if experiment.tunes else opened.scored
+        done = _complete(experiment, name, rate, num_train, blocks, crew)
         nats = [value for each in done for value in each["nats"]]
         return sum(nats) / len(nats) / (opened.length - num_train)
 

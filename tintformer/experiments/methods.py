@@ -1,4 +1,4 @@
-"""Methods: the ways to learn from the training part that are compared, each a learning rule without its rate."""
+"""Methods: the ways to learn from the training part that are compared, each without its rate."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tintformer.errors import InputError
+from tintformer.experiments.learning import How
+from tintformer.experiments.lora import Lora
 from tintformer.rule.learning_rule import LearningRule
 
 
@@ -16,15 +18,16 @@ class Method:
 
     title: str
     """What tables call it."""
-    preset: Callable[..., LearningRule] | None = None
-    """Makes the rule; None where nothing is learnt."""
+    preset: Callable[..., How] | None = None
+    """Makes the rule (or what stands for one); None where nothing is learnt."""
     knobs: dict[str, Any] = field(default_factory=dict[str, Any])
     rate_of: str | None = None
     """The method whose rate it takes, so that the two differ in their gradient alone; None: it has its own."""
 
-    def rule(self, rate: float, *, layers: int | None, steps: int) -> LearningRule:
-        """The rule at a rate."""
-        assert self.preset is not None, f"{self.title} learns nothing"
+    def how(self, rate: float, *, layers: int | None, steps: int) -> How | None:
+        """The rule at a rate; None where nothing is learnt."""
+        if self.preset is None:
+            return None
         return self.preset(learning_rate=rate, layers=layers, steps=steps, **self.knobs)
 
 
@@ -41,9 +44,10 @@ METHODS = {
     ),
     "tint": Method(title="TinT", preset=LearningRule),
     "tint-paper": Method(title="TinT, differences as printed", preset=LearningRule.paper),
+    "lora": Method(title="LoRA", preset=Lora),
 }
 """By name. Fine-tuning is SGD by the true gradient. Every engine takes it, `oracle` by autograd; parity between them is
-tested, so the fast one does it unless another is asked for."""
+tested, so the fast one does it unless another is asked for. LoRA is trained by autograd whatever the engine."""
 
 
 def find_methods(names: tuple[str, ...]) -> dict[str, Method]:
@@ -61,5 +65,6 @@ def find_methods(names: tuple[str, ...]) -> dict[str, Method]:
 def check_rules(names: tuple[str, ...], num_blocks: int, *, layers: int | None, steps: int) -> None:
     """Refuse what no rule can be made of, before anything is computed."""
     for method in find_methods(names).values():
-        if method.preset is not None:
-            method.rule(0.0, layers=layers, steps=steps).num_trained(num_blocks)
+        how = method.how(0.0, layers=layers, steps=steps)
+        if how is not None:
+            how.num_trained(num_blocks)

@@ -132,6 +132,38 @@ def _segmented(encoder: Encoder, parts: Sequence[Scored]) -> Packed:
     )
 
 
+def after_shared(sequences: Sequence[Packed]) -> tuple[Packed, ...]:
+    """Sequences that begin alike as one: their common beginning once, then the rest of each as a segment that sees it.
+
+    Positions in a segment go on where the common beginning ends, so that each reads as it did alone. The token that
+    predicts an answer stays in its segment, because nothing is predicted across the border of one.
+    """
+    first = sequences[0]
+    common = min(sequence.roles.index(Role.ANSWER) for sequence in sequences) - 1
+    for sequence in sequences[1:]:
+        while first.ids[:common] != sequence.ids[:common]:
+            common -= 1
+    rests = [(sequence.ids[common:], sequence.roles[common:]) for sequence in sequences]
+    return (
+        Packed(
+            ids=(*first.ids[:common], *(token for ids, _ in rests for token in ids)),
+            roles=(*first.roles[:common], *(role for _, roles in rests for role in roles)),
+            segments=(*(SHARED for _ in range(common)), *(at for at, (ids, _) in enumerate(rests) for _ in ids)),
+        ),
+    )
+
+
+def loss_by_segment(rows: Sequence[Packed], token_loss: Tensor) -> Tensor:
+    """What the segments of each row lost, in their order; shared tokens belong to none."""
+    import torch
+
+    losses: list[Tensor] = []
+    for row, lost in zip(rows, token_loss.double(), strict=True):
+        segments = torch.tensor(row.segments)
+        losses += [lost[: len(row)][segments == at].sum() for at in sorted({*row.segments} - {SHARED})]
+    return torch.stack(losses)
+
+
 class Learning(TypedDict):
     """The keywords of `Tint(...)` and `Tint.adapt`."""
 

@@ -39,27 +39,24 @@ class Run:
         do: Any = run_language if self.kind == "lm" else run_classification
         return [do(experiment, crew) for experiment in self.experiments]
 
+    def num_units(self) -> int:
+        """About how many units there are; how many rates are tried is known only afterwards."""
+        return sum(experiment.num_units() for experiment in self.experiments)
+
     def tables(self, results: Sequence[Sequence[Any]]) -> list[Table]:
         """The tables of those results."""
         from tintformer.experiments.tables.classification import classification_tables
         from tintformer.experiments.tables.language import language_tables
 
-        if self.kind == "icl":
-            return classification_tables(list(zip(self.experiments, results, strict=True)), by_length=self.by_length)
-        return [
-            table
-            for experiment, found in zip(self.experiments, results, strict=True)
-            for table in language_tables(experiment, found)
-        ]
+        done: Any = list(zip(self.experiments, results, strict=True))
+        return classification_tables(done, by_length=self.by_length) if self.kind == "icl" else language_tables(done)
 
     def figures(self, results: Sequence[Sequence[Any]]) -> dict[str, bytes]:
         """The figures of those results, PNGs by name; those with nothing to show are left out."""
         from tintformer.experiments.tables.figures import classification_figures, language_figures
 
-        if self.kind == "icl":
-            found = classification_figures(list(zip(self.experiments, results, strict=True)))
-        else:
-            found = language_figures(self.experiments[0], results[0])
+        done: Any = list(zip(self.experiments, results, strict=True))
+        found = classification_figures(done) if self.kind == "icl" else language_figures(done)
         return {name: png for name, png in found.items() if png}
 
     def save(self, directory: Path) -> None:

@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from threading import Thread
 from typing import Any, Protocol
 
 from tintformer.errors import InputError
@@ -102,8 +103,17 @@ def _pool(jobs: int) -> ProcessPoolExecutor:
 
 def _start() -> None:
     """Settings of a process that only works: threads that wait sleep, and the parent does the talking."""
+    Thread(target=_end_with_parent, daemon=True).start()
     settle_waiting()
     os.environ.setdefault("TQDM_DISABLE", "1")
     import transformers
 
     transformers.logging.set_verbosity_error()
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed cannot end its pool, whose processes would wait for work, and hold a model, for ever."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -7,6 +7,7 @@ import typer
 from tintformer.cli.evaluate.classification import classification
 from tintformer.cli.evaluate.language import language
 from tintformer.cli.evaluate.listing import listing
+from tintformer.cli.evaluate.recipes import table_icl, table_lm, table_settings
 from tintformer.cli.evaluate.table import table
 
 evaluate = typer.Typer(help="The paper's experiments on any model and data.", no_args_is_help=True)
@@ -14,3 +15,6 @@ evaluate.command("lm")(language)
 evaluate.command("icl")(classification)
 evaluate.command("table")(table)
 evaluate.command("list")(listing)
+evaluate.command("table-lm")(table_lm)
+evaluate.command("table-icl")(table_icl)
+evaluate.command("table-settings")(table_settings)

@@ -8,8 +8,23 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from tintformer.cli.evaluate.shared import OUTPUT, Engine, Jobs, Output, Rate, carry_out, numbers, rates
-from tintformer.cli.learning import check_dtype, plain_warnings, quiet_libraries
+from tintformer.cli.evaluate.shared import (
+    OUTPUT,
+    Compare,
+    Engine,
+    Jobs,
+    Output,
+    Protocol,
+    Rate,
+    carry_out,
+    check_tasks,
+    names,
+    numbers,
+    rates,
+    started,
+    threads_of,
+)
+from tintformer.cli.learning import check_dtype
 from tintformer.cli.options import Dtype, Model
 from tintformer.cli.output import Json
 from tintformer.errors import InputError
@@ -26,6 +41,8 @@ def classification(
     methods: Annotated[str, typer.Option(help="Methods to compare; `tint eval list` has all.")] = (
         "auxiliary,fine-tuning,tint"
     ),
+    compare: Compare = None,
+    protocol: Protocol = "tuned",
     shots: Annotated[int, typer.Option(help="Demonstrations; 0 trains on the test input itself.")] = 0,
     mode: Annotated[str, typer.Option(help="single: independent training examples; multi: one text.")] = "single",
     loss: Annotated[
@@ -47,22 +64,21 @@ def classification(
     json: Json = False,
 ) -> None:
     """Learn from demonstrations or from the test input itself, and choose a label word: accuracy by method."""
-    from tintformer.experiments.classification import InContextLearning, open_classification
+    from tintformer.experiments.classification import InContextLearning
+    from tintformer.experiments.protocols import by_protocol
+    from tintformer.experiments.recipes import compared
     from tintformer.experiments.runs import Run
 
     check_dtype(dtype)
     if normalise not in (None, "length"):
         raise InputError(f"--normalise {normalise!r} is unknown; it can be length")
-    with plain_warnings():
-        quiet_libraries()
-        import torch
-
-        names = tasks.split(",")
+    with started():
+        chosen = names(tasks)
         base = InContextLearning(
             model=model,
-            task=names[0],
+            task=chosen[0],
             variant=variant,
-            methods=tuple(methods.split(",")),
+            methods=names(methods),
             shots=shots,
             mode=cast(Any, mode),
             loss=cast(Any, loss or ("label" if shots else "full")),
@@ -73,38 +89,36 @@ def classification(
             rates=rates(learning_rate),
             engine=engine,
             dtype=dtype,
-            threads=max(1, torch.get_num_threads() // jobs),
+            threads=threads_of(jobs),
         )
+        base = by_protocol(base, protocol)
+        by_task = [replace(base, task=name, location=_location(data, name, chosen)) for name in chosen]
         experiments = [
-            replace(base, task=name, location=_location(data, name, names), layers=layers, steps=steps)
+            replace(experiment, layers=layers, steps=steps)
             for layers, steps in _layers_and_steps(settings, model)
-            for name in names
+            for experiment in by_task
         ]
-        for experiment in experiments:  # a task that is wrong is told before any work is done
-            open_classification(experiment).count("test")
+        experiments += [other for experiment in by_task for other in compared(experiment, names(compare))]
+        check_tasks(experiments)
         how = f"{shots}-shot-{base.mode}-{base.loss}" if shots else "zero-shot"
-        name = "-".join(["icl", Path(model).name, *(Path(name).stem for name in names), how])
+        name = "-".join(["icl", Path(model).name, *(Path(name).stem for name in chosen), how])
         run = Run(name=name, kind="icl", experiments=tuple(experiments), by_length=normalise == "length")
-        carry_out(run, output, jobs=jobs, total=None, json=json)
+        carry_out(run, output, jobs=jobs, json=json)
 
 
-def _location(data: Path | None, name: str, names: list[str]) -> Path | None:
-    return data / name if data is not None and len(names) > 1 else data
+def _location(data: Path | None, name: str, chosen: tuple[str, ...]) -> Path | None:
+    return data / name if data is not None and len(chosen) > 1 else data
 
 
 def _layers_and_steps(text: str, model: str) -> list[tuple[int | None, int]]:
     """Settings such as all/1,half/2,quarter/4: how many blocks learn, and in how many steps."""
-    from tintformer.auxiliary.known import read_config
+    from tintformer.experiments.recipes import SETTINGS, share_of_blocks
 
-    shares = {"all": 1, "half": 2, "quarter": 4}
     found: list[tuple[int | None, int]] = []
     for part in text.split(","):
         layers, _, steps = part.partition("/")
         try:
-            if layers in shares:
-                count = read_config(model).num_hidden_layers // shares[layers] if layers != "all" else None
-            else:
-                count = int(layers)
+            count = share_of_blocks(model, layers) if layers in dict(SETTINGS) else int(layers)
             found.append((count, int(steps)))
         except ValueError as error:
             raise InputError(f"--settings {part!r} must be layers/steps, such as all/1, half/2 or 6/2") from error

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from tintformer.cli.evaluate.shared import OUTPUT, Engine, Jobs, Output, Rate, carry_out, numbers, rates
-from tintformer.cli.learning import check_dtype, plain_warnings, quiet_libraries
+from tintformer.cli.evaluate.shared import (
+    OUTPUT,
+    Compare,
+    Engine,
+    Jobs,
+    Output,
+    Protocol,
+    Rate,
+    carry_out,
+    names,
+    numbers,
+    rates,
+    started,
+    threads_of,
+)
+from tintformer.cli.learning import check_dtype
 from tintformer.cli.options import Dtype, Model
 from tintformer.cli.output import Json
-
-if TYPE_CHECKING:
-    from tintformer.experiments.language import LanguageModelling
 
 
 def language(
@@ -28,6 +39,8 @@ def language(
     methods: Annotated[str, typer.Option(help="Methods to compare; `tint eval list` has all.")] = (
         "auxiliary,fine-tuning,linears,moved,moved-same-rate,tint,tint-paper"
     ),
+    compare: Compare = None,
+    protocol: Protocol = "tuned",
     shares: Annotated[str, typer.Option(help="Shares of a block that are trained on.")] = "0.3,0.5,0.7,0.9",
     length: Annotated[int, typer.Option(help="Tokens of a block; never more than the model's context.")] = 1024,
     blocks: Annotated[int | None, typer.Option(help="Blocks to score; default: all that are not tuned on.")] = None,
@@ -48,18 +61,17 @@ def language(
     What is done is kept as records in the output directory. The same command again goes on where it was stopped.
     """
     from tintformer.experiments.language import LanguageModelling
+    from tintformer.experiments.protocols import by_protocol
+    from tintformer.experiments.recipes import compared
     from tintformer.experiments.runs import Run
 
     check_dtype(dtype)
-    with plain_warnings():
-        quiet_libraries()
-        import torch
-
+    with started():
         experiment = LanguageModelling(
             model=model,
             data=texts,
             location=data,
-            methods=tuple(methods.split(",")),
+            methods=names(methods),
             shares=numbers("--shares", shares),
             length=length,
             blocks=blocks,
@@ -70,17 +82,9 @@ def language(
             engine=engine,
             dtype=dtype,
             seed=seed,
-            threads=max(1, torch.get_num_threads() // jobs),
+            threads=threads_of(jobs),
         )
-        run = Run(name=f"lm-{Path(model).name}-{Path(texts).stem}", kind="lm", experiments=(experiment,))
-        carry_out(run, output, jobs=jobs, total=_steps_of(experiment), json=json)
-
-
-def _steps_of(experiment: LanguageModelling) -> int:
-    """About how many units there will be; how many rates are tried is known only afterwards."""
-    from tintformer.experiments.language import AT_ONCE, open_language
-
-    opened = open_language(experiment)
-    rates = 10 if experiment.rates is None else len(experiment.rates)
-    per_method = -(-len(opened.scored) // AT_ONCE) + rates * -(-len(opened.tuning) // AT_ONCE)
-    return len(experiment.shares) * len(experiment.methods) * per_method
+        experiment = by_protocol(experiment, protocol)
+        experiments = (experiment, *compared(experiment, names(compare)))
+        run = Run(name=f"lm-{Path(model).name}-{Path(texts).stem}", kind="lm", experiments=experiments)
+        carry_out(run, output, jobs=jobs, json=json)

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tintformer.cli.learning import plain_warnings, quiet_libraries
 from tintformer.cli.output import print_json, print_table
 from tintformer.errors import InputError
 
 if TYPE_CHECKING:
+    from tintformer.experiments.classification import InContextLearning
     from tintformer.experiments.runs import Run
     from tintformer.experiments.work import Progress
 
@@ -24,7 +26,42 @@ Rate = Annotated[
 Output = Annotated[Path, typer.Option("--output", "-o", help="Directory for records and tables.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Processes; the cores are divided among them.")]
 Engine = Annotated[str, typer.Option(help="fast, simulator, reference or oracle; they agree.")]
+Protocol = Annotated[
+    str,
+    typer.Option(help="tuned: rates from data that is not scored; paper: as the authors, rates from what is scored."),
+]
+Compare = Annotated[
+    str | None, typer.Option(help="Other models, with commas between them, that are scored as they are.")
+]
 OUTPUT = Path("tint-eval")
+
+
+@contextmanager
+def started() -> Generator[None]:
+    """What every experiment's command begins with: quiet libraries, and warnings of one line."""
+    with plain_warnings():
+        quiet_libraries()
+        yield
+
+
+def names(text: str | None) -> tuple[str, ...]:
+    """Names with commas between them."""
+    return tuple(part.strip() for part in text.split(",")) if text else ()
+
+
+def threads_of(jobs: int) -> int:
+    """The cores, divided among the processes."""
+    import torch
+
+    return max(1, torch.get_num_threads() // jobs)
+
+
+def check_tasks(experiments: Sequence[InContextLearning]) -> None:
+    """Open every task, so that one that is wrong is told before any work is done."""
+    from tintformer.experiments.classification import open_classification
+
+    for experiment in experiments:
+        open_classification(experiment).count("test")
 
 
 def rates(text: str) -> tuple[float, ...] | None:
@@ -40,11 +77,12 @@ def numbers(option: str, text: str) -> tuple[float, ...]:
         raise InputError(f"{option} {text!r} must be numbers with commas between them, such as 0.3,0.5") from error
 
 
-def carry_out(run: Run, output: Path, *, jobs: int, total: int | None, json: bool) -> None:
+def carry_out(run: Run, output: Path, *, jobs: int, json: bool) -> None:
     """Do what is left of a run, and show and write its tables."""
     from tintformer.experiments.records import Store
     from tintformer.experiments.work import workers
 
+    total = run.num_units()  # opens models and data: what is wrong with them is told before anything is written
     run.save(output)
     with counted(total) as progress, workers(Store(output / "records"), jobs=jobs, progress=progress) as crew:
         results = run.results(crew)
@@ -66,7 +104,7 @@ def show(run: Run, results: Sequence[Sequence[Any]], output: Path, *, json: bool
 
 
 @contextmanager
-def counted(total: int | None) -> Generator[Progress]:
+def counted(total: int) -> Generator[Progress]:
     """A bar with the time that is left, by the number of units."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

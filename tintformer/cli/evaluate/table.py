@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tintformer.cli.evaluate.shared import OUTPUT, show
-from tintformer.cli.learning import plain_warnings, quiet_libraries
+from tintformer.cli.evaluate.shared import OUTPUT, show, started
 from tintformer.cli.output import Json
 
 
@@ -21,8 +20,6 @@ def table(
     from tintformer.experiments.runs import load_runs
     from tintformer.experiments.work import workers
 
-    with plain_warnings():
-        quiet_libraries()
-        with workers(Store(directory / "records"), only_records=True) as crew:
-            for run in load_runs(directory):
-                show(run, run.results(crew), directory, json=json)
+    with started(), workers(Store(directory / "records"), only_records=True) as crew:
+        for run in load_runs(directory):
+            show(run, run.results(crew), directory, json=json)

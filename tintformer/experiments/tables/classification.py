@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
+from statistics import fmean, stdev
 
 from tintformer.experiments.classification import InContextLearning, open_classification
 from tintformer.experiments.classification_run import Answers, ClassificationResult
 from tintformer.experiments.methods import METHODS
 from tintformer.experiments.models import short_name
-from tintformer.experiments.tables.table import Table
+from tintformer.experiments.tables.table import OPTIMISTIC, Table, of_models
 from tintformer.statistics import bootstrap, standard_error
 
 Done = Sequence[tuple[InContextLearning, Sequence[ClassificationResult]]]
 """Experiments with their results."""
+AVERAGE = "average"
 
 
 def classification_tables(done: Done, *, by_length: bool = False) -> list[Table]:
-    """Accuracy in the shape of the paper's table, then everything that is known about each entry."""
-    return [_accuracies(done, by_length), _details(done, by_length)]
+    """Accuracy and label cross-entropy in the shape of the paper's table, then all that is known about each entry."""
+    return [
+        _by_task(done, by_length, "right", "accuracy"),
+        _by_task(done, by_length, "cross_entropy", "label cross-entropy"),
+        _details(done, by_length),
+    ]
 
 
 def task_title(experiment: InContextLearning) -> str:
@@ -27,43 +32,87 @@ def task_title(experiment: InContextLearning) -> str:
     return task.title if task.variant is None else f"{task.title} ({task.variant})"
 
 
-def setting(experiment: InContextLearning) -> str:
-    """What distinguishes experiments on one task: shots, how they are shown, and what learns from them."""
-    layers = "all" if experiment.layers is None else str(experiment.layers)
+def budget(experiment: InContextLearning) -> str:
+    """Which blocks of the model learn, in how many steps."""
+    return f"{'all' if experiment.layers is None else experiment.layers} x {experiment.steps}"
+
+
+def format_of(experiment: InContextLearning) -> str:
+    """Shots, how they are shown, and what of them is learnt."""
     if experiment.shots == 0:
-        return f"zero-shot, {layers} x {experiment.steps}"
+        return "zero-shot"
     text = " and test text" if experiment.test_text else ""
-    return f"{experiment.shots}-shot {experiment.mode}, {experiment.loss} loss{text}, {layers} x {experiment.steps}"
+    return f"{experiment.shots}-shot {experiment.mode}, {experiment.loss} loss{text}"
 
 
-def _accuracies(done: Done, by_length: bool) -> Table:
-    rows: dict[tuple[str, str, str], dict[str, str]] = {}
+def setting(experiment: InContextLearning) -> str:
+    """What distinguishes experiments on one task."""
+    return f"{format_of(experiment)}, {budget(experiment)}"
+
+
+def _setting_of(experiment: InContextLearning, result: ClassificationResult) -> str:
+    """Of a model that does not learn, what it is shown is all that matters."""
+    if METHODS[result.method].preset is not None:
+        return setting(experiment)
+    shown = experiment.shots > 0 and experiment.mode == "multi"
+    return f"{experiment.shots} in the context" if shown else "zero-shot"
+
+
+def _by_task(done: Done, by_length: bool, measure: str, shown: str) -> Table:
+    rows: dict[tuple[str, ...], dict[str, str]] = {}
+    means: dict[tuple[str, ...], dict[str, float]] = {}
     for experiment, results in done:
         for result in results:
-            for calibrated in (False, True):
-                how = "calibrated" if calibrated else "plain"
-                row = rows.setdefault(
-                    (setting(experiment), METHODS[result.method].title, how),
-                    {"setting": setting(experiment), "method": METHODS[result.method].title, "scores": how},
-                )
-                right = pooled(result, calibrated=calibrated, by_length=by_length, measure="right")
-                row[task_title(experiment)] = f"{100 * fmean(right):.1f} ± {100 * standard_error(right):.1f}"
+            for how in ("plain", "calibrated"):
+                names = short_name(experiment.model), _setting_of(experiment, result), METHODS[result.method].title, how
+                row = rows.setdefault(names, dict(zip(("model", "setting", "method", "scores"), names, strict=True)))
+                values = pooled(result, calibrated=how == "calibrated", by_length=by_length, measure=measure)
+                row[task_title(experiment)] = _with_error(values, measure)
+                means.setdefault(names, {})[task_title(experiment)] = fmean(values)
+    tasks = {task_title(experiment) for experiment, _ in done}
+    if len(tasks) > 1:
+        for names, by_task in means.items():
+            if set(by_task) == tasks:
+                rows[names][AVERAGE] = _rounded(fmean(by_task.values()), measure)
+    return of_models("In-context learning", shown, _note(done, measure), list(rows.values()))
+
+
+def _note(done: Done, measure: str) -> str:
+    what = {
+        "right": "Accuracy in percent",
+        "cross_entropy": "Cross-entropy of the right label among the label words, in nats (lower is better)",
+    }
     note = (
-        "Accuracy in percent, with the standard error over test examples (each averaged over seeds). Settings name the "
+        f"{what[measure]}, with the standard error over test examples (each averaged over seeds). Settings name the "
         "blocks of the model that learn and the steps. Calibrated: label words are scored against the prompt alone."
     )
-    title = f"In-context learning, {short_name(done[0][0].model)}: accuracy"
-    return Table(title=title, note=note, rows=tuple(rows.values()))
+    first = done[0][0]
+    if first.chosen_on == "test" and (first.rates is None or len(first.rates) > 1):
+        note += " " + OPTIMISTIC.format("test examples")
+    return note
+
+
+def _with_error(values: Sequence[float], measure: str) -> str:
+    return f"{_rounded(fmean(values), measure)} ± {_rounded(standard_error(values), measure)}"
+
+
+def _rounded(value: float, measure: str) -> str:
+    return f"{100 * value:.1f}" if measure == "right" else f"{value:.3f}"
 
 
 def pooled(result: ClassificationResult, *, calibrated: bool, by_length: bool, measure: str) -> list[float]:
     """One number a test example, the mean over seeds: examples are the sample, seeds repeat the measurement."""
+    return [fmean(each) for each in zip(*by_seed(result, calibrated, by_length, measure), strict=True)]
+
+
+def by_seed(result: ClassificationResult, calibrated: bool, by_length: bool, measure: str) -> list[list[float]]:
+    """One number a test example, for each seed."""
     values: list[list[float]] = []
     for answers in result.answers:
         answers = answers.by_length() if by_length else answers
         answers = answers.calibrated() if calibrated else answers
         values.append(getattr(answers, measure)())
-    return [fmean(each) for each in zip(*values, strict=True)]
+    return values
 
 
 def _details(done: Done, by_length: bool) -> Table:
@@ -75,10 +124,12 @@ def _details(done: Done, by_length: bool) -> Table:
     ]
     note = (
         "Differences to the model as it is, on the same test examples, with 95% intervals (bootstrap over examples). "
-        "Cross-entropy: of the right label among the label words, in nats. n: test examples x seeds. Shown: "
-        "demonstrations in the prompt on average. Cut: texts that lost their end."
+        "Cross-entropy: of the right label among the label words, in nats. n: test examples x seeds. Seeds: standard "
+        "deviation of the accuracy over them. Shown: demonstrations in the prompt on average. Cut: texts that lost "
+        "their end."
     )
-    return Table(title=f"In-context learning, {short_name(done[0][0].model)}: details", note=note, rows=tuple(rows))
+    distinct = {tuple(row.items()): row for row in rows}  # a model that does not learn is the same in every setting
+    return of_models("In-context learning", "details", note, list(distinct.values()))
 
 
 def _detail(
@@ -101,16 +152,19 @@ def _detail(
             found = bootstrap([[scale * value for value in values], [scale * value for value in before]])
             changes[measure] = f"{found:+.1f}" if measure == "right" else f"{found:+.3f}"
     answers: Sequence[Answers] = result.answers
+    accuracies = [100 * fmean(right) for right in by_seed(result, calibrated, by_length, "right")]
     return {
+        "model": short_name(experiment.model),
         "task": task_title(experiment),
-        "setting": setting(experiment),
+        "setting": _setting_of(experiment, result),
         "method": METHODS[result.method].title,
         "scores": "calibrated" if calibrated else "plain",
-        "rate": f"{result.rate:.3g}" if result.rate else "",
+        "rate": ", ".join(f"{rate:.3g}" for rate in dict.fromkeys(result.rates) if rate),
         "n": f"{len(answers[0].labels)} x {len(answers)}",
-        "accuracy": f"{100 * fmean(measures['right']):.1f} ± {100 * standard_error(measures['right']):.1f}",
+        "accuracy": _with_error(measures["right"], "right"),
+        "seeds": f"{stdev(accuracies):.1f}" if len(accuracies) > 1 else "",
         "change of accuracy": changes["right"],
-        "cross-entropy": f"{fmean(measures['cross_entropy']):.3f} ± {standard_error(measures['cross_entropy']):.3f}",
+        "cross-entropy": _with_error(measures["cross_entropy"], "cross_entropy"),
         "change of cross-entropy": changes["cross_entropy"],
         "shown": f"{fmean(each.demonstrations for each in answers):.1f}",
         "cut": str(sum(each.cut for each in answers)),

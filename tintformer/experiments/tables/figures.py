@@ -1,4 +1,4 @@
-"""Results as figures: perplexity by share, accuracy by task and method, and the curves that rates were chosen from."""
+"""Results as figures: perplexity by share, accuracy by task and by layers x steps, and the curves of the rates."""
 
 from __future__ import annotations
 
@@ -8,29 +8,38 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
+from tintformer.experiments.classification import InContextLearning
 from tintformer.experiments.classification_run import ClassificationResult
 from tintformer.experiments.language import LanguageModelling, LanguageResult
 from tintformer.experiments.methods import METHODS
 from tintformer.experiments.models import short_name
-from tintformer.experiments.tables.classification import Done, pooled, setting, task_title
+from tintformer.experiments.tables.classification import Done, budget, format_of, pooled, setting, task_title
+from tintformer.experiments.tables.language import Done as DoneLanguage
 from tintformer.experiments.tables.language import per_token
 from tintformer.rates import CLEARLY_WORSE, RatePoint
 from tintformer.report.figures import STYLE
 from tintformer.statistics import standard_error
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1f2329")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1f2329", "#8a8f98")
 """Of Okabe and Ito, for colour-blind eyes too; each method keeps its own."""
-MARKERS = "osD^vPX"
+MARKERS = "osD^vPX*"
 _LOOKS = {name: {"color": COLOURS[at], "marker": MARKERS[at]} for at, name in enumerate(METHODS)}
 
 
-def language_figures(experiment: LanguageModelling, results: Sequence[LanguageResult]) -> dict[str, bytes]:
+def language_figures(done: DoneLanguage) -> dict[str, bytes]:
     """PNGs by name."""
-    curves = [(f"{result.share:.0%} trained", result.method, result.curve) for result in results]
-    return {
-        "perplexity": _png(1, lambda axes: _by_share(axes[0], experiment, results)),
-        "rates": _curves(curves, "nats per token, tuning blocks"),
-    }
+    curves = [
+        (f"{short_name(experiment.model)}, {result.share:.0%} trained", result.method, result.curve)
+        for experiment, results in done
+        for result in results
+    ]
+
+    def draw(panels: Sequence[Any]) -> None:
+        for panel, (experiment, results) in zip(panels, done, strict=True):
+            _by_share(panel, experiment, results)
+
+    blocks = "tuning blocks" if done[0][0].tunes else "scored blocks"
+    return {"perplexity": _png(len(done), draw), "rates": _curves(curves, f"nats per token, {blocks}")}
 
 
 def _by_share(axes: Any, experiment: LanguageModelling, results: Sequence[LanguageResult]) -> None:
@@ -51,30 +60,78 @@ def _by_share(axes: Any, experiment: LanguageModelling, results: Sequence[Langua
 def classification_figures(done: Done) -> dict[str, bytes]:
     """PNGs by name."""
     curves = [
-        (f"{task_title(experiment)}, {setting(experiment)}", result.method, result.curve)
+        (f"{task_title(experiment)}, {setting(experiment)}", result.method, curve)
         for experiment, results in done
         for result in results
+        for curve in result.curves
     ]
-    settings = list(dict.fromkeys(setting(experiment) for experiment, _ in done))
+    chosen_by = "label cross-entropy, tuning examples" if done[0][0].chosen_on == "tuning" else "wrong answers, tests"
+    return {
+        "accuracy": _panels(done, lambda experiment: _named(experiment, setting(experiment)), _accuracies),
+        "settings": _panels(
+            _with_several_budgets(done),
+            lambda experiment: _named(experiment, f"{task_title(experiment)}, {format_of(experiment)}"),
+            _by_budget,
+        ),
+        "rates": _curves(curves, chosen_by),
+    }
+
+
+def _named(experiment: InContextLearning, what: str) -> str:
+    return f"{short_name(experiment.model)}: {what}"
+
+
+def _panels(done: Done, title: Callable[[InContextLearning], str], draw_one: Callable[[Any, Done], None]) -> bytes:
+    """A panel for each title, with the experiments that it names."""
+    titles = list(dict.fromkeys(title(experiment) for experiment, _ in done))
 
     def draw(panels: Sequence[Any]) -> None:
-        for panel, name in zip(panels, settings, strict=True):
-            _accuracies(panel, [each for each in done if setting(each[0]) == name])
+        for panel, name in zip(panels, titles, strict=True):
+            draw_one(panel, [each for each in done if title(each[0]) == name])
             panel.set_title(name, fontsize=8)
 
-    return {"accuracy": _png(len(settings), draw), "rates": _curves(curves, "label cross-entropy, tuning examples")}
+    return _png(len(titles), draw)
+
+
+def _with_several_budgets(done: Done) -> Done:
+    """Experiments that differ from another in nothing but layers and steps."""
+    groups: dict[tuple[str, str, str], set[str]] = {}
+    for experiment, _ in done:
+        groups.setdefault(_but_for_budget(experiment), set()).add(budget(experiment))
+    return [each for each in done if len(groups[_but_for_budget(each[0])]) > 1]
+
+
+def _but_for_budget(experiment: InContextLearning) -> tuple[str, str, str]:
+    return experiment.model, task_title(experiment), format_of(experiment)
+
+
+def _by_budget(axes: Any, done: Done) -> None:
+    """Accuracy over layers x steps, a line a method."""
+    for name in dict.fromkeys(result.method for _, results in done for result in results):
+        found = [
+            (budget(experiment), _right(result))
+            for experiment, results in done
+            for result in results
+            if result.method == name
+        ]
+        values = [100 * fmean(right) for _, right in found]
+        errors = [100 * standard_error(right) for _, right in found]
+        places = [at for at, _ in found]
+        axes.errorbar(places, values, yerr=errors, label=METHODS[name].title, capsize=2, lw=1.3, ms=4, **_LOOKS[name])
+    axes.set(xlabel="layers x steps", ylabel="accuracy, %")
+    axes.legend(fontsize=6)
 
 
 def _accuracies(axes: Any, done: Done) -> None:
+    """Bars by task, one a method."""
     names = list(dict.fromkeys(result.method for _, results in done for result in results))
     width = 0.8 / len(names)
     for number, name in enumerate(names):
-        found: list[tuple[float, float]] = []
-        for _, results in done:
-            right = _right(next(result for result in results if result.method == name))
-            found.append((100 * fmean(right), 100 * standard_error(right)))
-        places = [at + (number - (len(names) - 1) / 2) * width for at in range(len(done))]
-        values, errors = zip(*found, strict=True)
+        shift = (number - (len(names) - 1) / 2) * width
+        found = [(at, _right(each)) for at, (_, results) in enumerate(done) for each in results if each.method == name]
+        places = [at + shift for at, _ in found]
+        values = [100 * fmean(right) for _, right in found]
+        errors = [100 * standard_error(right) for _, right in found]
         axes.bar(places, values, width, yerr=errors, label=METHODS[name].title, color=_LOOKS[name]["color"], alpha=0.85)
     axes.set_xticks(range(len(done)), [task_title(experiment) for experiment, _ in done], rotation=20)
     axes.set(ylabel="accuracy, %", ylim=(0, 100))

@@ -9,41 +9,56 @@ from statistics import fmean
 from tintformer.experiments.language import LanguageModelling, LanguageResult, open_language
 from tintformer.experiments.methods import METHODS
 from tintformer.experiments.models import short_name
-from tintformer.experiments.tables.table import Table
+from tintformer.experiments.tables.table import OPTIMISTIC, Table, of_models
 from tintformer.statistics import bootstrap, standard_error
 
+Done = Sequence[tuple[LanguageModelling, Sequence[LanguageResult]]]
+"""Experiments with their results, one a model."""
 TRUTH = "fine-tuning"
 """The method whose gain the others are measured by."""
 
 
-def language_tables(experiment: LanguageModelling, results: Sequence[LanguageResult]) -> list[Table]:
+def language_tables(done: Done) -> list[Table]:
     """Perplexity in the shape of the paper's table, then everything that is known about each entry."""
-    return [_by_share(experiment, results), _details(experiment, results)]
+    return [_by_share(done), _details(done)]
 
 
-def _by_share(experiment: LanguageModelling, results: Sequence[LanguageResult]) -> Table:
-    opened = open_language(experiment)
-    note = (
-        f"{opened.texts.name}: {len(opened.scored)} blocks of {opened.length} tokens (seed {experiment.seed}). "
-        "Columns: the share of each block that is trained on; entries: perplexity per token of the rest, with its "
-        f"standard error. {_how_rates_were_chosen(experiment)}"
-    )
-    names = list(dict.fromkeys(result.method for result in results))
+def _by_share(done: Done) -> Table:
     rows = [
-        {"method": METHODS[name].title}
+        {"model": short_name(experiment.model), "method": METHODS[name].title}
         | {f"{result.share:.0%}": _perplexity(result) for result in results if result.method == name}
-        for name in names
+        for experiment, results in done
+        for name in dict.fromkeys(result.method for result in results)
     ]
-    return Table(title=f"Language modelling, {short_name(experiment.model)}: perplexity", note=note, rows=tuple(rows))
+    note = (
+        f"{_texts(done)} Columns: the share of each block that is trained on; entries: perplexity per token of the "
+        f"rest, with its standard error. {_how_rates_were_chosen(done[0][0])}"
+    )
+    return of_models("Language modelling", "perplexity", note, rows)
+
+
+def _texts(done: Done) -> str:
+    """What was scored, for each model where they differ, and whether their tokens can be compared."""
+    blocks: dict[str, list[str]] = {}
+    for experiment, _ in done:
+        opened = open_language(experiment)
+        said = f"{len(opened.scored)} blocks of {opened.length} tokens (seed {experiment.seed})"
+        blocks.setdefault(said, []).append(short_name(experiment.model))
+    said = "; ".join(said if len(blocks) == 1 else f"{', '.join(models)}: {said}" for said, models in blocks.items())
+    tokenizers = {open_language(experiment).identity["tokenizer"] for experiment, _ in done}
+    apart = " Tokenizers differ, and so do the blocks: compare models per word or byte." if len(tokenizers) > 1 else ""
+    return f"{open_language(done[0][0]).texts.name}, {said}.{apart}"
 
 
 def _how_rates_were_chosen(experiment: LanguageModelling) -> str:
     if experiment.rates is not None and len(experiment.rates) == 1:
         return f"Learning rate {experiment.rates[0]:g}, as given."
+    if experiment.chosen_on == "test":
+        return OPTIMISTIC.format("scored blocks")
     grid = "a grid that finds its own range" if experiment.rates is None else "the given grid"
     return (
-        f"Learning rates: the best of {grid} on {len(open_language(experiment).tuning)} other blocks of the same text, "
-        "for each method and share."
+        f"Learning rates: the best of {grid} on {experiment.tuning} other blocks of the same text, for each method and "
+        "share."
     )
 
 
@@ -62,20 +77,22 @@ def per_token(result: LanguageResult) -> list[float]:
     return [nats / result.tokens for nats in result.nats]
 
 
-def _details(experiment: LanguageModelling, results: Sequence[LanguageResult]) -> Table:
+def _details(done: Done) -> Table:
     note = (
         "Gain: nats per token below the model as it is, on the same blocks. Share of fine-tuning: of what fine-tuning "
         "of all block weights gains at its own rate. Intervals: 95%, bootstrap over blocks. n: blocks."
     )
-    by_key = {(result.share, result.method): result for result in results}
     rows = [
-        _detail(result, by_key.get((result.share, "auxiliary")), by_key.get((result.share, TRUTH)))
+        {"model": short_name(experiment.model)} | _detail(result, results)
+        for experiment, results in done
         for result in results
     ]
-    return Table(title=f"Language modelling, {short_name(experiment.model)}: details", note=note, rows=tuple(rows))
+    return of_models("Language modelling", "details", note, rows)
 
 
-def _detail(result: LanguageResult, plain: LanguageResult | None, truth: LanguageResult | None) -> dict[str, str]:
+def _detail(result: LanguageResult, results: Sequence[LanguageResult]) -> dict[str, str]:
+    others = {other.method: other for other in results if other.share == result.share}
+    plain, truth = others.get("auxiliary"), others.get(TRUTH)
     losses, nats = per_token(result), sum(result.nats)
     gain = share = ""
     if plain is not None and result is not plain:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+OPTIMISTIC = (
+    "Learning rates: the best of the grid on the {} themselves, as the authors chose theirs. OPTIMISTIC: what is "
+    "reported is what was chosen, so every gain holds some of the luck of its rate."
+)
 _LATEX = str.maketrans({char: f"\\{char}" for char in "&%$#_{}"} | {"±": "$\\pm$", "\\": "/"})
 
 
@@ -53,3 +57,16 @@ class Table:
 
     def _lines(self) -> list[list[str]]:
         return [self.headings, *(list(row.values()) for row in self.rows)]
+
+
+def of_models(what: str, shown: str, note: str, rows: Sequence[Mapping[str, str]]) -> Table:
+    """Rows that name their model; a single one is named by the title instead.
+
+    Cells that a row lacks are empty, so that rows of different experiments make one table.
+    """
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    headings = [
+        name for name in dict.fromkeys(key for row in rows for key in row) if name != "model" or len(models) > 1
+    ]
+    title = f"{what}: {shown}" if len(models) > 1 else f"{what}, {models[0]}: {shown}"
+    return Table(title=title, note=note, rows=tuple({name: row.get(name, "") for name in headings} for row in rows))
