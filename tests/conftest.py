@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ ROOT = Path(__file__).parent.parent
 SHARED = Path(os.environ.get("TINTFORMER_SHARED", ROOT.parent / "shared"))
 """Where real models and texts are, if they are."""
 
+# What a developer has fetched must not decide a test.
+os.environ["TINTFORMER_CACHE"] = tempfile.mkdtemp(prefix="tintformer-cache-")
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")
 transformers.logging.set_verbosity_error()

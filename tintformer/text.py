@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tintformer.bundled import bundled_directory
 from tintformer.errors import InputError, LoadError, cause
+from tintformer.fetch.places import model_directory
 
 MIN_TOKENS = 4
 """Fewer cannot be split into a training part with a target and an evaluation part."""
@@ -69,8 +69,8 @@ def find_tokenizer(name: str) -> Any:
     directory = Path(name).expanduser()
     if directory.exists():
         return _usable(_open(str(directory), _local_options(directory)), name)
-    if bundled := bundled_directory(name):
-        return _usable(_open(str(bundled), _local_options(bundled)), name)
+    if found := model_directory(name):
+        return _usable(_open(str(found), _local_options(found)), name)
     try:
         return _usable(_open(name, {"local_files_only": True}), name)
     except LoadError:

@@ -1,4 +1,4 @@
-"""`load`: a hub id, a local directory, a bundled name or a Hugging Face model object becomes an auxiliary."""
+"""`load`: a hub id, a local directory, a bundled or fetched name or a Hugging Face object becomes an auxiliary."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from tintformer.auxiliary.describe import describe
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.validate import check_model, find_family
-from tintformer.bundled import bundled_directory
 from tintformer.errors import LoadError, TintError, cause
+from tintformer.fetch.places import model_directory
 
 
 def load(model: Any, *, dtype: torch.dtype | None = None, device: str | torch.device | None = None) -> Auxiliary:
-    """Describe a model: a hub id, a local directory (safetensors, or one GGUF file), a bundled name, or an HF object.
+    """Describe a model: a hub id, a directory (safetensors, or one GGUF file), a bundled or fetched name, an HF object.
 
     Names and paths load in float32 unless `dtype` says otherwise; an object keeps its dtype and device, shares its
     tensors and is never modified. Nothing is fetched unless a name needs the hub; no remote code, no pickles.
@@ -44,8 +44,8 @@ def _load_name(name: str, dtype: torch.dtype, device: Any) -> Auxiliary:
         raise LoadError(f"dtype={dtype} is not a floating-point type; use torch.float32")
     if Path(name).expanduser().exists():
         model = _read(name, dtype, _directory_options(Path(name).expanduser()))
-    elif bundled := bundled_directory(name):
-        model = _read(str(bundled), dtype, _directory_options(bundled))
+    elif directory := model_directory(name):
+        model = _read(str(directory), dtype, _directory_options(directory))
     elif name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise LoadError(f"no directory {name}; give a directory with config.json, or a hub id such as gpt2")
     else:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import tintformer
-from tintformer.cli import adapt, bench, build, demo, evaluate, inspect, models, params, report, run, verify
+from tintformer.cli import adapt, bench, build, demo, evaluate, fetch, inspect, models, params, report, run, verify
 
 app = typer.Typer(
     name="tint",
@@ -25,6 +25,7 @@ app.command("params")(params.params)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
 app.command("models")(models.models)
+app.command("fetch")(fetch.fetch)
 app.command("bench")(bench.bench)
 app.add_typer(evaluate.evaluate, name="eval")
 

@@ -24,7 +24,8 @@ BeyondContext = Annotated[
 Model = Annotated[
     str,
     typer.Argument(
-        help="A directory, nano-gpt2 or nano-llama (bundled), or a hub id such as gpt2.", show_default=False
+        help="A directory, nano-gpt2 or nano-llama (bundled), smollm2-135m (fetched), or a hub id such as gpt2.",
+        show_default=False,
     ),
 ]
 Text = Annotated[str | None, typer.Argument(help="The text; - reads standard input.", show_default=False)]

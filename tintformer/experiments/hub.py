@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from tintformer.errors import InputError, cause
 from tintformer.experiments.described import a_string, checked
-from tintformer.experiments.rows import EXTRA, Row
+from tintformer.experiments.rows import EXTRA, Row, read_rows
+from tintformer.fetch.places import rows_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +33,18 @@ def to_hub(value: Any, source: str) -> Hub:
 
 
 def read_hub(hub: Hub, split: str, limit: int | None = None) -> list[Row]:
-    """The first `limit` rows of a split (all of them without a limit)."""
+    """The first `limit` rows of a split (all of them without a limit), from what `tint fetch` has kept or the hub."""
+    kept = kept_rows(hub, split, limit)
+    return read_rows(kept) if kept.is_file() else download_rows(hub, split, limit)
+
+
+def kept_rows(hub: Hub, split: str, limit: int | None) -> Path:
+    """Where `tint fetch` keeps these rows: `datasets` itself keeps none of a split that is read up to a limit."""
+    return rows_file(hub.id, hub.config, hub.revision, split, limit)
+
+
+def download_rows(hub: Hub, split: str, limit: int | None = None) -> list[Row]:
+    """The rows from the hub, or from the cache of `datasets`."""
     try:
         from datasets import load_dataset  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
     except ImportError as error:

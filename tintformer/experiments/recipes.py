@@ -20,11 +20,12 @@ SETTINGS = (("all", 1), ("half", 2), ("quarter", 4))
 _SHARES = {"all": 1, "half": 2, "quarter": 4}
 
 
-def share_of_blocks(model: str, share: str) -> int | None:
+def share_of_blocks(model: str, share: str, dtype: str = "float32") -> int | None:
     """How many of a model's blocks "all" (None), "half" or "quarter" of them are, at least one."""
-    from tintformer.auxiliary.known import read_config
+    from tintformer.experiments.models import open_model
 
-    return None if share == "all" else max(1, read_config(model).num_hidden_layers // _SHARES[share])
+    # The model itself is asked, which the experiment opens anyway: some files have no configuration beside them.
+    return None if share == "all" else max(1, len(open_model(model, dtype).auxiliary.blocks) // _SHARES[share])
 
 
 def compared(experiment: Any, models: Sequence[str]) -> list[Any]:
@@ -60,4 +61,7 @@ def table_settings(base: InContextLearning, models: Sequence[str]) -> list[InCon
 
 
 def _settings(base: InContextLearning, model: str) -> list[InContextLearning]:
-    return [replace(base, model=model, layers=share_of_blocks(model, share), steps=steps) for share, steps in SETTINGS]
+    return [
+        replace(base, model=model, layers=share_of_blocks(model, share, base.dtype), steps=steps)
+        for share, steps in SETTINGS
+    ]

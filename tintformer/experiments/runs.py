@@ -73,6 +73,22 @@ def load_runs(directory: Path) -> list[Run]:
     return [_load(path) for path in paths]
 
 
+def join_runs(runs: Sequence[Run]) -> list[Run]:
+    """One run of all those that can stand in one table."""
+    groups: dict[tuple[str, bool], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.kind, run.by_length), []).append(run)
+    return [
+        Run(
+            name=f"all-{kind}-by-length" if by_length else f"all-{kind}",
+            kind=kind,
+            experiments=tuple(dict.fromkeys(experiment for run in group for experiment in run.experiments)),
+            by_length=by_length,
+        )
+        for (kind, by_length), group in groups.items()
+    ]
+
+
 def _load(path: Path) -> Run:
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -95,13 +95,14 @@ def classification(
         by_task = [replace(base, task=name, location=_location(data, name, chosen)) for name in chosen]
         experiments = [
             replace(experiment, layers=layers, steps=steps)
-            for layers, steps in _layers_and_steps(settings, model)
+            for layers, steps in _layers_and_steps(settings, model, dtype)
             for experiment in by_task
         ]
         experiments += [other for experiment in by_task for other in compared(experiment, names(compare))]
         check_tasks(experiments)
         how = f"{shots}-shot-{base.mode}-{base.loss}" if shots else "zero-shot"
-        name = "-".join(["icl", Path(model).name, *(Path(name).stem for name in chosen), how])
+        what = [*(Path(name).stem for name in chosen), *names(variant), how, *names(settings.replace("/", "x"))]
+        name = "-".join(["icl", Path(model).name, *what, *([protocol] if protocol != "tuned" else [])])
         run = Run(name=name, kind="icl", experiments=tuple(experiments), by_length=normalise == "length")
         carry_out(run, output, jobs=jobs, json=json)
 
@@ -110,16 +111,15 @@ def _location(data: Path | None, name: str, chosen: tuple[str, ...]) -> Path | N
     return data / name if data is not None and len(chosen) > 1 else data
 
 
-def _layers_and_steps(text: str, model: str) -> list[tuple[int | None, int]]:
+def _layers_and_steps(text: str, model: str, dtype: str) -> list[tuple[int | None, int]]:
     """Settings such as all/1,half/2,quarter/4: how many blocks learn, and in how many steps."""
     from tintformer.experiments.recipes import SETTINGS, share_of_blocks
 
     found: list[tuple[int | None, int]] = []
-    for part in text.split(","):
+    for part in names(text):
         layers, _, steps = part.partition("/")
-        try:
-            count = share_of_blocks(model, layers) if layers in dict(SETTINGS) else int(layers)
-            found.append((count, int(steps)))
-        except ValueError as error:
-            raise InputError(f"--settings {part!r} must be layers/steps, such as all/1, half/2 or 6/2") from error
+        share = layers in dict(SETTINGS)
+        if not (steps.isdecimal() and (share or layers.isdecimal())):
+            raise InputError(f"--settings {part!r} must be layers/steps, such as all/1, half/2 or 6/2")
+        found.append((share_of_blocks(model, layers, dtype) if share else int(layers), int(steps)))
     return found

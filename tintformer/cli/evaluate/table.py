@@ -13,13 +13,15 @@ from tintformer.cli.output import Json
 
 def table(
     directory: Annotated[Path, typer.Argument(help="What was given to --output.")] = OUTPUT,
+    together: Annotated[bool, typer.Option("--together", help="One table of all runs of a kind.")] = False,
     json: Json = False,
 ) -> None:
     """Make the tables of all runs of a directory again, as Markdown, LaTeX and CSV; nothing is computed anew."""
     from tintformer.experiments.records import Store
-    from tintformer.experiments.runs import load_runs
+    from tintformer.experiments.runs import join_runs, load_runs
     from tintformer.experiments.work import workers
 
     with started(), workers(Store(directory / "records"), only_records=True) as crew:
-        for run in load_runs(directory):
+        runs = load_runs(directory)
+        for run in join_runs(runs) if together else runs:
             show(run, run.results(crew), directory, json=json)

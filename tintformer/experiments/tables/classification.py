@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
@@ -14,6 +15,7 @@ from tintformer.statistics import bootstrap, standard_error
 
 Done = Sequence[tuple[InContextLearning, Sequence[ClassificationResult]]]
 """Experiments with their results."""
+NAMES = ("model", "setting", "method", "scores")
 AVERAGE = "average"
 
 
@@ -47,7 +49,13 @@ def format_of(experiment: InContextLearning) -> str:
 
 def setting(experiment: InContextLearning) -> str:
     """What distinguishes experiments on one task."""
-    return f"{format_of(experiment)}, {budget(experiment)}"
+    chosen = ", rates from tests" if optimistic(experiment) else ""
+    return f"{format_of(experiment)}, {budget(experiment)}{chosen}"
+
+
+def optimistic(experiment: InContextLearning) -> bool:
+    """Whether what is reported is also what rates were chosen by."""
+    return experiment.chosen_on == "test" and (experiment.rates is None or len(experiment.rates) > 1)
 
 
 def _setting_of(experiment: InContextLearning, result: ClassificationResult) -> str:
@@ -58,22 +66,36 @@ def _setting_of(experiment: InContextLearning, result: ClassificationResult) -> 
     return f"{experiment.shots} in the context" if shown else "zero-shot"
 
 
+def _place(experiment: InContextLearning, result: ClassificationResult) -> tuple[float | str, ...]:
+    """Where a row stands among those of its model."""
+    method = list(METHODS).index(result.method)
+    if METHODS[result.method].preset is None:
+        shown = experiment.shots > 0 and experiment.mode == "multi"
+        return experiment.shots if shown else 0, "", "", 0, 0, method
+    layers = math.inf if experiment.layers is None else experiment.layers
+    return experiment.shots, experiment.mode, experiment.loss, -layers, experiment.steps, method
+
+
 def _by_task(done: Done, by_length: bool, measure: str, shown: str) -> Table:
     rows: dict[tuple[str, ...], dict[str, str]] = {}
     means: dict[tuple[str, ...], dict[str, float]] = {}
-    for experiment, results in done:
-        for result in results:
-            for how in ("plain", "calibrated"):
-                names = short_name(experiment.model), _setting_of(experiment, result), METHODS[result.method].title, how
-                row = rows.setdefault(names, dict(zip(("model", "setting", "method", "scores"), names, strict=True)))
-                values = pooled(result, calibrated=how == "calibrated", by_length=by_length, measure=measure)
-                row[task_title(experiment)] = _with_error(values, measure)
-                means.setdefault(names, {})[task_title(experiment)] = fmean(values)
-    tasks = {task_title(experiment) for experiment, _ in done}
-    if len(tasks) > 1:
-        for names, by_task in means.items():
-            if set(by_task) == tasks:
-                rows[names][AVERAGE] = _rounded(fmean(by_task.values()), measure)
+    models = list(dict.fromkeys(experiment.model for experiment, _ in done))
+    # Experiments of several runs come in any order; rows go from few shots to many and from all blocks to few.
+    for experiment, result in sorted(
+        ((experiment, result) for experiment, results in done for result in results),
+        key=lambda each: (models.index(each[0].model), *_place(*each)),
+    ):
+        for how in ("plain", "calibrated"):
+            names = short_name(experiment.model), _setting_of(experiment, result), METHODS[result.method].title, how
+            row = rows.setdefault(names, dict(zip(NAMES, names, strict=True)))
+            values = pooled(result, calibrated=how == "calibrated", by_length=by_length, measure=measure)
+            row[task_title(experiment)] = _with_error(values, measure)
+            means.setdefault(names, {})[task_title(experiment)] = fmean(values)
+    tasks = list(dict.fromkeys(task_title(experiment) for experiment, _ in done))
+    for names, row in rows.items():
+        average = _rounded(fmean(means[names].values()), measure) if set(means[names]) == set(tasks) else ""
+        cells = {task: row.get(task, "") for task in tasks} | ({AVERAGE: average} if len(tasks) > 1 else {})
+        rows[names] = {name: row[name] for name in NAMES} | cells
     return of_models("In-context learning", shown, _note(done, measure), list(rows.values()))
 
 
@@ -86,8 +108,7 @@ def _note(done: Done, measure: str) -> str:
         f"{what[measure]}, with the standard error over test examples (each averaged over seeds). Settings name the "
         "blocks of the model that learn and the steps. Calibrated: label words are scored against the prompt alone."
     )
-    first = done[0][0]
-    if first.chosen_on == "test" and (first.rates is None or len(first.rates) > 1):
+    if any(optimistic(experiment) for experiment, _ in done):
         note += " " + OPTIMISTIC.format("test examples")
     return note
 
