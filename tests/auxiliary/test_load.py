@@ -87,6 +87,13 @@ def test_missing_weights_are_not_made_up(saved: Path) -> None:
         tint.load(saved)
 
 
+def test_a_gguf_file_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.gguf").touch()
+    monkeypatch.setattr("tintformer.auxiliary.load.find_spec", lambda name: None)
+    with pytest.raises(tint.LoadError, match=r"install the package gguf: pip install 'tintformer\[eval\]'"):
+        tint.load(tmp_path)
+
+
 def test_two_gguf_files_are_ambiguous(tmp_path: Path) -> None:
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).write_bytes(b"")

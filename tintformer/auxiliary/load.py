@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,8 @@ def _directory_options(directory: Path) -> dict[str, Any]:
     if any(file.endswith(".safetensors") for file in files):
         return {"local_files_only": True}
     if len(quantised) == 1:
+        if find_spec("gguf") is None:
+            raise LoadError(f"{directory} holds a GGUF file; install the package gguf: pip install 'tintformer[eval]'")
         return {"local_files_only": True, "gguf_file": quantised[0]}
     if quantised:
         raise LoadError(f"{directory} holds {len(quantised)} GGUF files ({', '.join(quantised)}); keep one")

@@ -146,8 +146,8 @@ def _details(done: Done, by_length: bool) -> Table:
     note = (
         "Differences to the model as it is, on the same test examples, with 95% intervals (bootstrap over examples). "
         "Cross-entropy: of the right label among the label words, in nats. n: test examples x seeds. Seeds: standard "
-        "deviation of the accuracy over them. Shown: demonstrations in the prompt on average. Cut: texts that lost "
-        "their end."
+        "deviation of the accuracy over them. Tokens: of each label word. Shown: demonstrations in the prompt on "
+        "average. Cut: texts that lost their end."
     )
     distinct = {tuple(row.items()): row for row in rows}  # a model that does not learn is the same in every setting
     return of_models("In-context learning", "details", note, list(distinct.values()))
@@ -187,6 +187,7 @@ def _detail(
         "change of accuracy": changes["right"],
         "cross-entropy": _with_error(measures["cross_entropy"], "cross_entropy"),
         "change of cross-entropy": changes["cross_entropy"],
+        "tokens": ", ".join(map(str, answers[0].num_tokens)),
         "shown": f"{fmean(each.demonstrations for each in answers):.1f}",
         "cut": str(sum(each.cut for each in answers)),
     }
