@@ -219,7 +219,9 @@ def test_the_tables(few: InContextLearning, tmp_path: Path) -> None:
     assert main.rows[0]["setting"] == "zero-shot"  # what does not learn does not see the examples of "single"
     assert main.rows[2]["setting"] == "4-shot single, label loss, all x 1"
     assert details.rows[0]["tokens"] == "2, 1"  # of blame and praise
-    assert details.rows[0]["n"] == "6 x 2" and details.rows[0]["change of accuracy"] == ""
+    assert details.rows[0]["n"] == "6 x 1" and details.rows[2]["n"] == "6 x 2"
+    assert (details.rows[0]["demonstrations"], details.rows[2]["demonstrations"]) == ("", "4.0")
+    assert details.rows[0]["change of accuracy"] == ""
     assert "[" in details.rows[2]["change of cross-entropy"]
 
 

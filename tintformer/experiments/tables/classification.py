@@ -123,16 +123,16 @@ def _rounded(value: float, measure: str) -> str:
 
 def pooled(result: ClassificationResult, *, calibrated: bool, by_length: bool, measure: str) -> list[float]:
     """One number a test example, the mean over seeds: examples are the sample, seeds repeat the measurement."""
-    return [fmean(each) for each in zip(*by_seed(result, calibrated, by_length, measure), strict=True)]
+    return [fmean(each) for each in zip(*by_seed(result.answers, calibrated, by_length, measure), strict=True)]
 
 
-def by_seed(result: ClassificationResult, calibrated: bool, by_length: bool, measure: str) -> list[list[float]]:
+def by_seed(answers: Sequence[Answers], calibrated: bool, by_length: bool, measure: str) -> list[list[float]]:
     """One number a test example, for each seed."""
     values: list[list[float]] = []
-    for answers in result.answers:
-        answers = answers.by_length() if by_length else answers
-        answers = answers.calibrated() if calibrated else answers
-        values.append(getattr(answers, measure)())
+    for each in answers:
+        each = each.by_length() if by_length else each
+        each = each.calibrated() if calibrated else each
+        values.append(getattr(each, measure)())
     return values
 
 
@@ -146,8 +146,8 @@ def _details(done: Done, by_length: bool) -> Table:
     note = (
         "Differences to the model as it is, on the same test examples, with 95% intervals (bootstrap over examples). "
         "Cross-entropy: of the right label among the label words, in nats. n: test examples x seeds. Seeds: standard "
-        "deviation of the accuracy over them. Tokens: of each label word. Shown: demonstrations in the prompt on "
-        "average. Cut: texts that lost their end."
+        "deviation of the accuracy over them. Tokens: of each label word. Demonstrations: learnt from or in "
+        "the prompt, on average. Cut: texts that lost their end."
     )
     distinct = {tuple(row.items()): row for row in rows}  # a model that does not learn is the same in every setting
     return of_models("In-context learning", "details", note, list(distinct.values()))
@@ -172,8 +172,9 @@ def _detail(
             scale = 100 if measure == "right" else 1
             found = bootstrap([[scale * value for value in values], [scale * value for value in before]])
             changes[measure] = f"{found:+.1f}" if measure == "right" else f"{found:+.3f}"
-    answers: Sequence[Answers] = result.answers
-    accuracies = [100 * fmean(right) for right in by_seed(result, calibrated, by_length, "right")]
+    # What neither learns nor is shown anything answers the same for every seed.
+    answers: Sequence[Answers] = result.answers if experiment.depends_on_seed(result.method) else result.answers[:1]
+    accuracies = [100 * fmean(right) for right in by_seed(answers, calibrated, by_length, "right")]
     return {
         "model": short_name(experiment.model),
         "task": task_title(experiment),
@@ -188,6 +189,8 @@ def _detail(
         "cross-entropy": _with_error(measures["cross_entropy"], "cross_entropy"),
         "change of cross-entropy": changes["cross_entropy"],
         "tokens": ", ".join(map(str, answers[0].num_tokens)),
-        "shown": f"{fmean(each.demonstrations for each in answers):.1f}",
+        "demonstrations": f"{fmean(each.demonstrations for each in answers):.1f}"
+        if experiment.depends_on_seed(result.method)
+        else "",
         "cut": str(sum(each.cut for each in answers)),
     }
