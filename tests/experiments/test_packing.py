@@ -17,6 +17,7 @@ from tintformer.experiments.packing import (
     SHARED,
     Packed,
     after_shared,
+    dense,
     loss_by_segment,
     multi,
     separate,
@@ -196,6 +197,19 @@ def test_segments_learn_what_separate_rows_learn(name: str, loss: Any, bos: bool
     # Learning once and scoring the test input alone gives what the packed row gives.
     alone = rows.score(**to_score([packed[0].alone()]))
     assert float(abs(alone.token_loss.sum() - with_test.token_loss.sum())) < 1e-9
+
+
+@pytest.mark.parametrize("bos", [True, False])
+@pytest.mark.parametrize("loss", ["label", "full"])
+def test_fewer_rows_learn_what_separate_rows_learn(name: str, loss: Any, bos: bool) -> None:
+    encoder = encoder_of(name, bos=bos)
+    sim = Tint(model_of(name), rule(steps=2))
+    shown = (Example("no", 0), Example("yes", 1), *SHOWN, Example("a long letter , " * 8, 1))
+    rows, fewer = separate(encoder, shown), dense(encoder, shown)
+    assert len(fewer) < len(rows) and max(map(len, fewer)) == max(map(len, rows))
+    assert sum(map(len, fewer)) == sum(map(len, rows)) - (len(rows) - len(fewer)) * bos
+    one, other = (sim.adapt(**to_learn(each, loss=loss)).updates() for each in (rows, fewer))
+    assert gap(one, other) < 1e-10
 
 
 def test_adapting_once_on_multi_equals_the_whole_row(name: str) -> None:

@@ -15,11 +15,13 @@ from tintformer.experiments.packing import (
     Packed,
     Prompted,
     after_shared,
+    dense,
     loss_by_segment,
     separate,
     to_learn,
     to_score,
 )
+from tintformer.rule.learning_rule import LearningRule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -126,7 +128,8 @@ def _learn_once(experiment: InContextLearning, method: str, rate: float, seed: i
     if how is None:
         return learn_once(opened.auxiliary, None)
     if experiment.mode == "single":
-        rows = separate(opened.encoder, opened.demonstrations(seed))
+        pack = separate if isinstance(how, LearningRule) and how.takes_differences() else dense
+        rows = pack(opened.encoder, opened.demonstrations(seed))
     else:
         rows = (opened.prompted(seed, None).sequences[0].training(),)
     return learn_once(opened.auxiliary, how, **to_learn(rows, loss=experiment.loss))
