@@ -132,7 +132,9 @@ def test_other_models_stand_beside_as_they_are(experiment: LanguageModelling, tm
     assert [row["model"] for row in main.rows] == ["nano-llama"] * 3 + ["nano-gpt2"]
     assert "compare models per word or byte" not in main.note  # the two have one tokenizer
     assert details.rows[-1]["gain"] == "" and details.rows[-1]["per byte"]
-    assert language_figures(done)["perplexity"].startswith(b"\x89PNG")
+    figures = language_figures(done)
+    assert figures["perplexity"].startswith(b"\x89PNG") and figures["gain"].startswith(b"\x89PNG")
+    assert not language_figures(done[1:])["gain"]  # nothing learnt there
 
 
 def test_lora_lowers_the_loss(experiment: LanguageModelling, tmp_path: Path) -> None:
@@ -178,7 +180,7 @@ def test_a_killed_run_goes_on_and_ends_in_the_same_tables(text: Path, tmp_path: 
     assert all(path.stat().st_mtime_ns == time for path, time in times.items())
     written = {path.name for path in whole.iterdir() if path.is_file()}
     start = "lm-nano-llama-texts"
-    assert written == {f"{start}{end}" for end in (".md", ".tex", ".csv", "-perplexity.png", "-rates.png")}
+    assert written == {f"{start}{end}" for end in (".md", ".tex", ".csv", "-perplexity.png", "-gain.png", "-rates.png")}
     for name in written:
         assert (whole / name).read_bytes() == (halved / name).read_bytes(), name
 

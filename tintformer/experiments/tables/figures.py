@@ -10,7 +10,7 @@ from typing import Any
 
 from tintformer.experiments.classification import InContextLearning
 from tintformer.experiments.classification_run import ClassificationResult
-from tintformer.experiments.language import LanguageModelling, LanguageResult
+from tintformer.experiments.language import LanguageResult
 from tintformer.experiments.methods import METHODS
 from tintformer.experiments.models import short_name
 from tintformer.experiments.tables.classification import Done, budget, format_of, pooled, setting, task_title
@@ -18,7 +18,7 @@ from tintformer.experiments.tables.language import Done as DoneLanguage
 from tintformer.experiments.tables.language import per_token
 from tintformer.rates import CLEARLY_WORSE, RatePoint
 from tintformer.report.figures import STYLE
-from tintformer.statistics import standard_error
+from tintformer.statistics import bootstrap, standard_error
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1f2329", "#8a8f98")
 """Of Okabe and Ito, for colour-blind eyes too; each method keeps its own."""
@@ -34,15 +34,23 @@ def language_figures(done: DoneLanguage) -> dict[str, bytes]:
         for result in results
     ]
 
-    def draw(panels: Sequence[Any]) -> None:
-        for panel, (experiment, results) in zip(panels, done, strict=True):
-            _by_share(panel, experiment, results)
+    gained = [each for each in done if len({result.method for result in each[1]} | {"auxiliary"}) > 1]
+
+    def draw(panels: Sequence[Any], shown: DoneLanguage, draw_one: Callable[..., None]) -> None:
+        for panel, (experiment, results) in zip(panels, shown, strict=True):
+            draw_one(panel, results)
+            panel.set(xlabel="share of the block trained on, %", title=short_name(experiment.model))
+            panel.legend(fontsize=6, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2)  # not over the points
 
     blocks = "tuning blocks" if done[0][0].tunes else "scored blocks"
-    return {"perplexity": _png(len(done), draw), "rates": _curves(curves, f"nats per token, {blocks}")}
+    return {
+        "perplexity": _png(len(done), lambda panels: draw(panels, done, _by_share), height=4.0),
+        "gain": _png(len(gained), lambda panels: draw(panels, gained, _gains), height=4.0),
+        "rates": _curves(curves, f"nats per token, {blocks}"),
+    }
 
 
-def _by_share(axes: Any, experiment: LanguageModelling, results: Sequence[LanguageResult]) -> None:
+def _by_share(axes: Any, results: Sequence[LanguageResult]) -> None:
     for name in dict.fromkeys(result.method for result in results):
         mine = [result for result in results if result.method == name]
         shares = [100 * result.share for result in mine]
@@ -51,10 +59,22 @@ def _by_share(axes: Any, experiment: LanguageModelling, results: Sequence[Langua
         axes.errorbar(
             shares, perplexities, yerr=errors, label=METHODS[name].title, capsize=2, lw=1.3, ms=4, **_LOOKS[name]
         )
-    axes.set(
-        xlabel="share of the block trained on, %", ylabel="perplexity of the rest", title=short_name(experiment.model)
-    )
-    axes.legend(fontsize=7)
+    axes.set_ylabel("perplexity of the rest")
+
+
+def _gains(axes: Any, results: Sequence[LanguageResult]) -> None:
+    """What each method gains on the same blocks, which differ much more from each other than methods do."""
+    plain = {result.share: per_token(result) for result in results if result.method == "auxiliary"}
+    names = [name for name in dict.fromkeys(result.method for result in results) if name != "auxiliary"]
+    for number, name in enumerate(names):
+        mine = [result for result in results if result.method == name and result.share in plain]
+        gains = [bootstrap([plain[result.share], per_token(result)]) for result in mine]
+        places = [100 * result.share + 1.5 * (number - (len(names) - 1) / 2) for result in mine]
+        errors = [[gain.value - gain.low for gain in gains], [gain.high - gain.value for gain in gains]]
+        look = {"label": METHODS[name].title, "capsize": 2, "ls": "", "ms": 4, **_LOOKS[name]}
+        axes.errorbar(places, [gain.value for gain in gains], yerr=errors, **look)
+    axes.axhline(0, color="0.5", lw=0.8, ls="--")
+    axes.set_ylabel("gain, nats per token, 95% interval")
 
 
 def classification_figures(done: Done) -> dict[str, bytes]:
@@ -166,7 +186,7 @@ def _curve(axes: Any, method: str, points: Sequence[RatePoint]) -> None:
     axes.plot([point.rate for point in shown], [point.loss for point in shown], **look)
 
 
-def _png(count: int, draw: Callable[[Sequence[Any]], None]) -> bytes:
+def _png(count: int, draw: Callable[[Sequence[Any]], None], *, height: float = 3.2) -> bytes:
     """Panels side by side, four a row; nothing where there is nothing to show."""
     if count == 0:
         return b""
@@ -175,7 +195,7 @@ def _png(count: int, draw: Callable[[Sequence[Any]], None]) -> bytes:
 
     columns = min(count, 4)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4.4 * columns, 3.2 * -(-count // columns)), layout="constrained")
+        figure = Figure(figsize=(4.4 * columns, height * -(-count // columns)), layout="constrained")
         grid = figure.subplots(-(-count // columns), columns, squeeze=False).flatten()
         draw(list(grid[:count]))
         for empty in grid[count:]:
