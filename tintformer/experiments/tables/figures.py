@@ -126,7 +126,8 @@ def _but_for_budget(experiment: InContextLearning) -> tuple[str, str, str]:
 
 
 def _by_budget(axes: Any, done: Done) -> None:
-    """Accuracy over layers x steps, a line a method."""
+    """Accuracy over layers x steps, from all layers to few, a line a method."""
+    done = sorted(done, key=lambda each: (-(each[0].layers or math.inf), each[0].steps))
     for name in dict.fromkeys(result.method for _, results in done for result in results):
         found = [
             (budget(experiment), _right(result))
