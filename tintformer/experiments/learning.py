@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tintformer.experiments.lora import Lora
+from tintformer.experiments import lora
 from tintformer.rule.learning_rule import LearningRule
 
 if TYPE_CHECKING:
@@ -12,15 +12,13 @@ if TYPE_CHECKING:
     from tintformer.output import Logits, TintOutput
     from tintformer.tuned import Tuned
 
-How = LearningRule | Lora
+How = LearningRule | lora.Lora
 """All that decides what is learnt from given tokens."""
 
 
 def learn_each(auxiliary: Auxiliary, how: How, engine: str, *, logits: Logits = "none", **learning: Any) -> TintOutput:
     """Every sequence learns from its own training part, and is predicted afterwards."""
-    if isinstance(how, Lora):
-        from tintformer.experiments import lora
-
+    if isinstance(how, lora.Lora):
         return lora.learn_each(auxiliary, how, logits=logits, **learning)
     from tintformer.tint import Tint
 
@@ -33,9 +31,7 @@ def learn_once(auxiliary: Auxiliary, how: How | None, **learning: Any) -> Tuned:
         from tintformer.tuned import Tuned
 
         return Tuned.untrained(auxiliary)
-    if isinstance(how, Lora):
-        from tintformer.experiments import lora
-
+    if isinstance(how, lora.Lora):
         return lora.learn(auxiliary, how, **learning)
     from tintformer.tint import Tint
 
