@@ -22,13 +22,24 @@ from transformers.pytorch_utils import Conv1D
 
 import tintformer as tint
 from tintformer.auxiliary.families import families
+from tintformer.batch import Batch
 from tintformer.engines.oracle import OracleEngine
 from tintformer.experiments import lora as module
-from tintformer.experiments.lora import Lora, learn, learn_each
+from tintformer.experiments.lora import Lora
 from tintformer.rates import default_grid
 
 LORA = Lora(learning_rate=1e-2, steps=2, rank=4)
 Learnt = dict[str, torch.Tensor]
+
+
+def learn(auxiliary: tint.Auxiliary, lora: Lora, input_ids: torch.Tensor, **masks: Any) -> tint.Tuned:
+    return module.learn(auxiliary, lora, Batch.of(auxiliary, input_ids, **masks))
+
+
+def learn_each(
+    auxiliary: tint.Auxiliary, lora: Lora, input_ids: torch.Tensor, *, logits: Any = "all", **masks: Any
+) -> tint.TintOutput:
+    return module.learn_each(auxiliary, lora, Batch.of(auxiliary, input_ids, **masks), logits=logits)
 
 
 @contextmanager

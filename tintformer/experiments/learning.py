@@ -19,7 +19,9 @@ How = LearningRule | lora.Lora
 def learn_each(auxiliary: Auxiliary, how: How, engine: str, *, logits: Logits = "none", **learning: Any) -> TintOutput:
     """Every sequence learns from its own training part, and is predicted afterwards."""
     if isinstance(how, lora.Lora):
-        return lora.learn_each(auxiliary, how, logits=logits, **learning)
+        from tintformer.batch import Batch
+
+        return lora.learn_each(auxiliary, how, Batch.of(auxiliary, **learning), logits=logits)
     from tintformer.tint import Tint
 
     return Tint(auxiliary, how, engine=engine)(**learning, logits=logits)
@@ -32,7 +34,9 @@ def learn_once(auxiliary: Auxiliary, how: How | None, **learning: Any) -> Tuned:
 
         return Tuned.untrained(auxiliary)
     if isinstance(how, lora.Lora):
-        return lora.learn(auxiliary, how, **learning)
+        from tintformer.batch import Batch
+
+        return lora.learn(auxiliary, how, Batch.of(auxiliary, **learning))
     from tintformer.tint import Tint
 
     return Tint(auxiliary, how).adapt(**learning)

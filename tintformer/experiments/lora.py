@@ -72,64 +72,23 @@ class Lora:
         return self.rule.num_trained(num_blocks)
 
 
-def learn(
-    auxiliary: Auxiliary,
-    lora: Lora,
-    input_ids: Tensor,
-    *,
-    train_mask: Tensor,
-    attention_mask: Tensor | None = None,
-    loss_mask: Tensor | None = None,
-    segment_ids: Tensor | None = None,
-    position_ids: Tensor | None = None,
-) -> Tuned:
+def learn(auxiliary: Auxiliary, lora: Lora, batch: Batch) -> Tuned:
     """One update from all sequences, the losses of their targets summed, as `Tint.adapt` learns."""
-    from tintformer.batch import Batch
     from tintformer.tuned import Tuned
 
-    batch = Batch.of(
-        auxiliary,
-        input_ids,
-        train_mask=train_mask,
-        attention_mask=attention_mask,
-        loss_mask=loss_mask,
-        segment_ids=segment_ids,
-        position_ids=position_ids,
-    )
     updates = _Adapters(auxiliary, lora).train(_examples(batch, range(len(batch.input_ids))))
     return Tuned(auxiliary, lora.rule, updates)
 
 
-def learn_each(
-    auxiliary: Auxiliary,
-    lora: Lora,
-    input_ids: Tensor,
-    *,
-    train_mask: Tensor,
-    attention_mask: Tensor | None = None,
-    loss_mask: Tensor | None = None,
-    segment_ids: Tensor | None = None,
-    position_ids: Tensor | None = None,
-    logits: Logits = "all",
-) -> TintOutput:
-    """Every sequence learns on its own and is then predicted: the arguments and the result of `Tint(...)`."""
+def learn_each(auxiliary: Auxiliary, lora: Lora, batch: Batch, *, logits: Logits = "all") -> TintOutput:
+    """Every sequence learns on its own and is then predicted; the result is that of `Tint(...)`."""
     import torch
 
     from tintformer import walk
-    from tintformer.batch import Batch
     from tintformer.engines.fast.engine import changes, predictions
     from tintformer.engines.fast.executor import FastExecutor
     from tintformer.output import TintOutput, positions_of
 
-    batch = Batch.of(
-        auxiliary,
-        input_ids,
-        train_mask=train_mask,
-        attention_mask=attention_mask,
-        loss_mask=loss_mask,
-        segment_ids=segment_ids,
-        position_ids=position_ids,
-    )
     wanted = positions_of(logits, batch)
     adapters = _Adapters(auxiliary, lora)
     updates = _one_a_row([adapters.train(_examples(batch, [row])) for row in range(len(batch.input_ids))])
