@@ -13,9 +13,13 @@ from tintformer.cli.evaluate.shared import (
     Compare,
     Engine,
     Jobs,
+    Methods,
     Output,
     Protocol,
     Rate,
+    Seeds,
+    Tests,
+    Tuning,
     carry_out,
     check_tasks,
     names,
@@ -38,9 +42,7 @@ def classification(
         typer.Option("--data", help="Examples to read instead of the described ones; of several tasks, DIR/TASK each."),
     ] = None,
     output: Output = OUTPUT,
-    methods: Annotated[str, typer.Option(help="Methods to compare; `tint eval list` has all.")] = (
-        "auxiliary,fine-tuning,tint"
-    ),
+    methods: Methods = "auxiliary,fine-tuning,tint",
     compare: Compare = None,
     protocol: Protocol = "tuned",
     shots: Annotated[int, typer.Option(help="Demonstrations; 0 trains on the test input itself.")] = 0,
@@ -52,9 +54,9 @@ def classification(
     settings: Annotated[
         str, typer.Option(help="Layers x steps: all/1,half/2,quarter/4, or numbers such as 6/2.")
     ] = "all/1",
-    seeds: Annotated[str, typer.Option(help="Each draws its own demonstrations.")] = "0,1,2",
-    tests: Annotated[int | None, typer.Option(help="Test examples, as many of each label.")] = 200,
-    tuning: Annotated[int, typer.Option(help="Examples of the train pool that choose the rate, for each seed.")] = 40,
+    seeds: Seeds = "0,1,2",
+    tests: Tests = 200,
+    tuning: Tuning = 40,
     learning_rate: Rate = "auto",
     variant: Annotated[str | None, typer.Option(help="Another prompt of the description.")] = None,
     normalise: Annotated[str | None, typer.Option(help="length: mean over the tokens of a label word.")] = None,

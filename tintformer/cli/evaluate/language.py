@@ -9,12 +9,16 @@ import typer
 
 from tintformer.cli.evaluate.shared import (
     OUTPUT,
+    Blocks,
     Compare,
     Engine,
     Jobs,
+    Length,
+    Methods,
     Output,
     Protocol,
     Rate,
+    TuningBlocks,
     carry_out,
     names,
     numbers,
@@ -36,15 +40,13 @@ def language(
         Path | None, typer.Option(help="File or directory to read instead of the described location.")
     ] = None,
     output: Output = OUTPUT,
-    methods: Annotated[str, typer.Option(help="Methods to compare; `tint eval list` has all.")] = (
-        "auxiliary,fine-tuning,linears,moved,moved-same-rate,tint,tint-paper"
-    ),
+    methods: Methods = "auxiliary,fine-tuning,linears,moved,moved-same-rate,tint,tint-paper",
     compare: Compare = None,
     protocol: Protocol = "tuned",
     shares: Annotated[str, typer.Option(help="Shares of a block that are trained on.")] = "0.3,0.5,0.7,0.9",
-    length: Annotated[int, typer.Option(help="Tokens of a block; never more than the model's context.")] = 1024,
-    blocks: Annotated[int | None, typer.Option(help="Blocks to score; default: all that are not tuned on.")] = None,
-    tuning: Annotated[int, typer.Option(help="Blocks to choose the rates on; they are not scored.")] = 8,
+    length: Length = 1024,
+    blocks: Blocks = None,
+    tuning: TuningBlocks = 8,
     learning_rate: Rate = "auto",
     layers: Annotated[
         int | None, typer.Option(help="How many of the top blocks of the model learn; default: all.")

@@ -10,12 +10,19 @@ import typer
 
 from tintformer.cli.evaluate.shared import (
     OUTPUT,
+    Blocks,
     Compare,
     Engine,
     Jobs,
+    Length,
+    Methods,
     Output,
     Protocol,
     Rate,
+    Seeds,
+    Tests,
+    Tuning,
+    TuningBlocks,
     carry_out,
     check_tasks,
     names,
@@ -36,11 +43,7 @@ Tasks = Annotated[
 TaskData = Annotated[
     Path | None, typer.Option("--data", help="Directory with one directory of examples for each task.")
 ]
-Tests = Annotated[int, typer.Option(help="Test examples of each task, as many of each label.")]
-Tuning = Annotated[int, typer.Option(help="Examples of the train pool that choose the rate, for each seed.")]
-Seeds = Annotated[str, typer.Option(help="Each draws its own demonstrations.")]
 METHODS = "auxiliary,fine-tuning,tint"
-Methods = Annotated[str, typer.Option(help="Methods to compare; `tint eval list` has all.")]
 
 
 def table_lm(
@@ -50,9 +53,9 @@ def table_lm(
     methods: Methods = METHODS,
     compare: Compare = None,
     protocol: Protocol = "tuned",
-    length: Annotated[int, typer.Option(help="Tokens of a block; never more than the model's context.")] = 1024,
-    blocks: Annotated[int | None, typer.Option(help="Blocks to score; default: all that are not tuned on.")] = None,
-    tuning: Annotated[int, typer.Option(help="Blocks to choose the rates on; they are not scored.")] = 8,
+    length: Length = 1024,
+    blocks: Blocks = None,
+    tuning: TuningBlocks = 8,
     learning_rate: Rate = "auto",
     engine: Engine = "fast",
     jobs: Jobs = 1,
@@ -147,7 +150,7 @@ def _base(
     data: Path | None,
     methods: str,
     seeds: str,
-    tests: int,
+    tests: int | None,
     tuning: int,
     learning_rate: str,
     engine: str,

@@ -33,6 +33,13 @@ Protocol = Annotated[
 Compare = Annotated[
     str | None, typer.Option(help="Other models, with commas between them, that are scored as they are.")
 ]
+Methods = Annotated[str, typer.Option(help="Methods to compare; `tint eval list` has all.")]
+Length = Annotated[int, typer.Option(help="Tokens of a block; never more than the model's context.")]
+Blocks = Annotated[int | None, typer.Option(help="Blocks to score; default: all that are not tuned on.")]
+TuningBlocks = Annotated[int, typer.Option("--tuning", help="Blocks to choose the rates on; they are not scored.")]
+Seeds = Annotated[str, typer.Option(help="Each draws its own demonstrations.")]
+Tests = Annotated[int | None, typer.Option(help="Test examples of each task, as many of each label.")]
+Tuning = Annotated[int, typer.Option(help="Examples of the train pool that choose the rate, for each seed.")]
 OUTPUT = Path("tint-eval")
 
 
