@@ -29,9 +29,10 @@ from tintformer.experiments.identity import (
     weights_hash,
 )
 
+KEYS = st.text().filter(lambda key: key != "$float")  # the one key that is refused
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4),
     max_leaves=12,
 )
 
@@ -55,7 +56,7 @@ def test_every_value_survives_strict_json(value: Any) -> None:
     assert same(from_json(json.loads(text, parse_constant=refuse)), value)
 
 
-@given(st.dictionaries(st.text(), VALUES))
+@given(st.dictionaries(KEYS, VALUES))
 def test_a_key_knows_no_order(value: dict[str, Any]) -> None:
     assert key_of(value) == key_of(dict(reversed(value.items())))
     assert key_of(value | {"seed": 1}) != key_of(value | {"seed": 2})
