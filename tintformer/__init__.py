@@ -6,6 +6,8 @@ Attributes load on first use, so that the command line answers before torch is i
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tintformer.hf.register import register_when_imported
+
 if TYPE_CHECKING:
     from tintformer.auxiliary.description import Auxiliary
     from tintformer.auxiliary.load import load
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
         TintWarning,
         UnsupportedModelError,
     )
+    from tintformer.hf.cache import TintCache
+    from tintformer.hf.config import TintConfig
+    from tintformer.hf.model import TintForCausalLM
     from tintformer.output import TintOutput
     from tintformer.rates import choose_rate
     from tintformer.rule.learning_rule import LearningRule
@@ -37,7 +42,10 @@ _HOMES = {
     "RuleError": "tintformer.errors",
     "Simulator": "tintformer.simulator.simulator",
     "Tint": "tintformer.tint",
+    "TintCache": "tintformer.hf.cache",
+    "TintConfig": "tintformer.hf.config",
     "TintError": "tintformer.errors",
+    "TintForCausalLM": "tintformer.hf.model",
     "TintOutput": "tintformer.output",
     "TintWarning": "tintformer.errors",
     "Tuned": "tintformer.tuned",
@@ -57,7 +65,10 @@ __all__ = [
     "RuleError",
     "Simulator",
     "Tint",
+    "TintCache",
+    "TintConfig",
     "TintError",
+    "TintForCausalLM",
     "TintOutput",
     "TintWarning",
     "Tuned",
@@ -79,3 +90,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(globals().keys() | _HOMES.keys())
+
+
+register_when_imported()

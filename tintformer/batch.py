@@ -99,6 +99,54 @@ class Batch:
         _check_positions(batch, auxiliary)
         return batch
 
+    def extended(self, auxiliary: Auxiliary, input_ids: Tensor, attention_mask: Tensor | None = None) -> Batch:
+        """The same sequences with more tokens behind them, which are neither trained on nor evaluated.
+
+        They belong to the last segment of their sequence. `attention_mask` is that of all tokens, old and new.
+        """
+        ids = _tokens(input_ids, auxiliary)
+        if len(ids) != len(self.input_ids):
+            raise InputError(f"{len(ids)} sequences cannot continue {len(self.input_ids)}")
+        old, new = self.input_ids.shape[1], ids.shape[1]
+        nothing = torch.zeros_like(ids, dtype=torch.bool)
+        together = torch.cat((self.input_ids, ids), dim=1)
+        attended = torch.cat((self.attended, ~nothing), dim=1)
+        if attention_mask is not None:
+            attended = _mask("attention_mask", attention_mask, together)
+            if not torch.equal(attended[:, :old], self.attended):
+                raise InputError("attention_mask says otherwise of tokens that have been read; give the same for them")
+        positions = self.given_positions
+        if positions is not None:
+            following = torch.arange(1, new + 1, device=ids.device)
+            positions = torch.cat((positions, positions[:, -1:] + following), dim=1)
+        batch = Batch(
+            input_ids=together,
+            attended=attended,
+            segments=torch.cat((self.segments, self.segments[:, -1:].expand(-1, new)), dim=1),
+            train=torch.cat((self.train, nothing), dim=1),
+            loss=torch.cat((self.loss, nothing), dim=1),
+            evaluate=torch.cat((self.evaluate, nothing), dim=1),
+            given_positions=positions,
+        )
+        _check_positions(batch, auxiliary)
+        return batch
+
+    def select(self, rows: Tensor | None = None, *, tokens: int | None = None) -> Batch:
+        """Some of the sequences, in any order, and the first tokens of them."""
+
+        def part(value: Tensor) -> Tensor:
+            return value[:, :tokens] if rows is None else value[:, :tokens].index_select(0, rows)
+
+        return Batch(
+            input_ids=part(self.input_ids),
+            attended=part(self.attended),
+            segments=part(self.segments),
+            train=part(self.train),
+            loss=part(self.loss),
+            evaluate=part(self.evaluate),
+            given_positions=None if self.given_positions is None else part(self.given_positions),
+        )
+
     @cached_property
     def targets(self) -> Int[Tensor, "B T"]:
         """The token that each position predicts; the last position predicts none, and its entry is not used."""
@@ -151,19 +199,20 @@ class Batch:
         one_segment = bool((self.segments == self.segments[:, :1]).all())
         return one_segment and bool((self.attended[:, :-1] >= self.attended[:, 1:]).all())
 
-    def visible(self, window: int | None = None) -> Bool[Tensor, "B T T"]:
-        """visible[b, t, j]: token t sees token j. Padding sees itself alone, so that no softmax is empty."""
+    def visible(self, window: int | None = None, *, first: int = 0) -> Bool[Tensor, "B Q T"]:
+        """visible[b, t, j]: token t (from `first` on) sees token j. Padding sees itself alone: no softmax is empty."""
         tokens = torch.arange(self.input_ids.shape[1], device=self.input_ids.device)
-        query_segments, key_segments = self.segments[:, :, None], self.segments[:, None, :]
-        seen = (tokens[:, None] >= tokens) & ((query_segments == key_segments) | (key_segments == SHARED))
-        seen = seen & self.attended[:, :, None] & self.attended[:, None, :]
+        asking = tokens[first:, None]
+        query_segments, key_segments = self.segments[:, first:, None], self.segments[:, None, :]
+        seen = (asking >= tokens) & ((query_segments == key_segments) | (key_segments == SHARED))
+        seen = seen & self.attended[:, first:, None] & self.attended[:, None, :]
         if window is not None:
-            seen = seen & (self.distances[:, :, None] - self.distances[:, None, :] < window)
-        return seen | torch.eye(len(tokens), dtype=torch.bool, device=seen.device)
+            seen = seen & (self.distances[:, first:, None] - self.distances[:, None, :] < window)
+        return seen | (asking == tokens)
 
-    def additive_mask(self, dtype: torch.dtype, window: int | None = None) -> Float[Tensor, "B T T"]:
+    def additive_mask(self, dtype: torch.dtype, window: int | None = None, *, first: int = 0) -> Float[Tensor, "B Q T"]:
         """Added to scores: 0 where visible, the smallest finite number elsewhere."""
-        hidden = ~self.visible(window)
+        hidden = ~self.visible(window, first=first)
         return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, torch.finfo(dtype).min)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tintformer.auxiliary.ops import Activation, Add, Attend, Join, Linear, Norm, Op, Product, Weight
 from tintformer.batch import Batch
+from tintformer.engines.memory import Memory
 from tintformer.rule.movement import movable
 from tintformer.simulator.geometry import Cut
 from tintformer.simulator.modules.attention import Scene
@@ -29,9 +30,20 @@ Watch = Callable[[Placed, Phase, dict[str, Tensor]], None]
 class SimulatorExecutor:
     """One pass over one batch; implements `walk.Executor`. The prefix tokens of every sequence move on their own."""
 
-    def __init__(self, simulator: Simulator, batch: Batch, watch: Watch | None = None):
+    def __init__(
+        self,
+        simulator: Simulator,
+        batch: Batch,
+        watch: Watch | None = None,
+        *,
+        moved: dict[str, Tensor] | None = None,
+        memory: Memory | None = None,
+        start: int = 0,
+    ):
+        """`memory` keeps keys and values; the tokens before `start` are read from it and not computed again."""
         self.simulator, self.batch, self.watch = simulator, batch, watch
-        self.moved: dict[str, Tensor] = {}
+        self.memory, self.start = memory, start
+        self.moved: dict[str, Tensor] = {} if moved is None else moved
         """Prefix tokens that descent has changed, by op."""
         self.masks: dict[int | None, Tensor] = {}
 
@@ -39,11 +51,11 @@ class SimulatorExecutor:
 
     def embed(self) -> Tokens:
         simulator, embedding = self.simulator, self.simulator.auxiliary.embedding
-        x = Tokens(simulator.embedding(self.batch.input_ids), self._input_cut())
+        x = Tokens(simulator.embedding(self.batch.input_ids[:, self.start :]), self._input_cut())
         if embedding.projection is not None:
             x, _ = self.forward(embedding.projection, (x,))
         if simulator.positions is not None:
-            rows = simulator.positions(self.batch.positions + embedding.position_offset)
+            rows = simulator.positions(self.batch.positions[:, self.start :] + embedding.position_offset)
             x = x.like(torch.add(x.data, rows))
         if embedding.norm is not None:
             x, _ = self.forward(embedding.norm, (x,))
@@ -64,7 +76,10 @@ class SimulatorExecutor:
             case Activation() | Product():
                 y = module(*values)
             case Attend():
-                y = module(*values, self._scene(op, values[0].shape[2]))
+                query, key, value = values
+                if self.memory is not None:
+                    key, value = self.memory.extend(op.name, key, value, self.start)
+                y = module(query, key, value, self._scene(op, query.shape[2]))
         return Tokens(y, self.simulator.places[op.name].out), inputs
 
     def backward(self, op: Op | Join, saved: Any, gradient: Tokens) -> tuple[Tokens | None, ...]:
@@ -156,9 +171,10 @@ class SimulatorExecutor:
 
     def _scene(self, op: Attend, num_tokens: int) -> Scene:
         if op.window not in self.masks:
-            self.masks[op.window] = self.batch.additive_mask(self.simulator.dtype, op.window)[:, None, None, None]
-        mask = self.masks[op.window][..., :num_tokens, :num_tokens]
-        return Scene(mask, self.batch.positions[:, :num_tokens])
+            mask = self.batch.additive_mask(self.simulator.dtype, op.window, first=self.start)
+            self.masks[op.window] = mask[:, None, None, None]
+        end = self.start + num_tokens
+        return Scene(self.masks[op.window][..., :num_tokens, :end], self.batch.positions[:, :end])
 
     def _input_cut(self) -> Cut:
         width = self.simulator.auxiliary.embedding.tokens.source.shape[1]

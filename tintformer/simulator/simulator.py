@@ -14,7 +14,9 @@ from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.load import load
 from tintformer.auxiliary.ops import Weight
 from tintformer.batch import Batch
+from tintformer.engines.continuation import Continuation
 from tintformer.engines.engine import EngineResult, compute_dtype, predict, to_parameters
+from tintformer.engines.memory import Memory
 from tintformer.errors import DivergenceError, InputError
 from tintformer.output import Logits, TintOutput, positions_of
 from tintformer.rule.learning_rule import LearningRule
@@ -91,13 +93,28 @@ class Simulator(nn.Module):
         executor = SimulatorExecutor(self, batch)
         untrained = walk.forward_pass(executor, self.auxiliary) if before else None
         x = walk.train_in_the_pass(executor, self.auxiliary, self.rule)
-        if not bool(torch.isfinite(x.data.sum())):
-            raise DivergenceError.at("the stream at the head", self.rule.learning_rate)
         return EngineResult(
-            after=predict(batch, x.data[:, 0], logits_at, self.head),
+            after=predict(batch, self._checked(x.data[:, 0]), logits_at, self.head),
             before=None if untrained is None else predict(batch, untrained.data[:, 0], logits_at, self.head),
             updates=lambda row: to_parameters(executor.changes(row)),
         )
+
+    @torch.no_grad()
+    def begin(self, batch: Batch, *, remember: bool) -> SimulatorContinuation:
+        """Train every sequence on its own and read it; `remember` keeps what it takes to go on."""
+        memory = Memory() if remember else None
+        executor = SimulatorExecutor(self, batch, memory=memory)
+        x = walk.train_in_the_pass(executor, self.auxiliary, self.rule)
+        return SimulatorContinuation(executor, memory, self._checked(x.data[:, 0]))
+
+    def _checked(self, x: Tensor) -> Tensor:
+        if not bool(torch.isfinite(x.sum())):
+            raise DivergenceError.at("the stream at the head", self.rule.learning_rate)
+        return x
+
+    def read(self, executor: SimulatorExecutor) -> Tensor:
+        """The stream at the head's input, nothing trained."""
+        return self._checked(walk.forward_pass(executor, self.auxiliary).data[:, 0])
 
     def save_pretrained(self, directory: str | os.PathLike[str], *, full: bool = False) -> None:
         """Write the auxiliary's weights and a configuration; `full` adds every constructed tensor."""
@@ -171,3 +188,21 @@ class Simulator(nn.Module):
     def _shared(self, weight: Weight) -> nn.Parameter:
         """A frozen table of the auxiliary: its own memory, if it has the simulator's number format."""
         return constant(weight.read().to(self.dtype))
+
+
+class SimulatorContinuation(Continuation):
+    """Continued by the simulator itself: the prefix tokens hold what has been learnt."""
+
+    def __init__(self, executor: SimulatorExecutor, memory: Memory | None, x: Tensor):
+        super().__init__(executor.simulator.auxiliary, executor.batch, memory, x)
+        self.simulator, self.moved = executor.simulator, executor.moved
+
+    def _read(self, batch: Batch, memory: Memory, start: int) -> Tensor:
+        executor = SimulatorExecutor(self.simulator, batch, moved=self.moved, memory=memory, start=start)
+        return self.simulator.read(executor)
+
+    def _head(self, rows: Tensor) -> Tensor:
+        return self.simulator.head(rows)
+
+    def _reorder_updates(self, rows: Tensor) -> None:
+        self.moved = {name: tokens.index_select(0, rows) for name, tokens in self.moved.items()}

@@ -1,6 +1,7 @@
 """Attention without its scores: fused in the forward pass, and query by query chunk in the backward pass.
 
 B batch, T tokens, H heads, K key/value heads, G queries that share one, d head width, Q queries of a chunk.
+With a memory the first `start` tokens have been read before: queries are those of the tokens behind them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch.nn import functional
 
 from tintformer.auxiliary.ops import Alibi, Attend, Rotary
 from tintformer.batch import Batch
+from tintformer.engines.memory import Memory
 from tintformer.rule import attention
 from tintformer.rule.attention import HeadGradients, Heads, Where
 from tintformer.rule.learning_rule import LearningRule
@@ -22,8 +24,9 @@ from tintformer.rule.learning_rule import LearningRule
 class Scene:
     """Masks and rotations of one batch, made once and cut to the tokens at hand."""
 
-    def __init__(self, batch: Batch, dtype: torch.dtype, budget: int):
+    def __init__(self, batch: Batch, dtype: torch.dtype, budget: int, *, memory: Memory | None = None, start: int = 0):
         self.batch, self.dtype, self.budget = batch, dtype, budget
+        self.memory, self.start = memory, start
         self.plain = batch.is_plain()
         self.rotations: dict[Rotary, attention.Rotation] = {}
         self.masks: dict[int | None, Tensor] = {}
@@ -40,10 +43,13 @@ class Scene:
 
     def forward(self, op: Attend, heads: Heads) -> Float[Tensor, "B T Hd"]:
         """Softmax attention by torch's fused kernel."""
+        if self.memory is not None:
+            heads = Heads(heads.query, *self.memory.extend(op.name, heads.key, heads.value, self.start))
         query = heads.query.flatten(1, 2)
         key, value = (_shared(x, op) for x in heads[1:])
-        if self.plain and self._window(op) is None and not isinstance(op.position, Alibi):
-            y = functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=op.scale)
+        causal_alone = self.plain and self._window(op) is None and not isinstance(op.position, Alibi)
+        if causal_alone and (self.start == 0 or query.shape[2] == 1):  # one new token sees all that there are
+            y = functional.scaled_dot_product_attention(query, key, value, is_causal=self.start == 0, scale=op.scale)
         else:
             parts = [
                 functional.scaled_dot_product_attention(
@@ -88,20 +94,21 @@ class Scene:
     def _chunks(self, heads: Heads) -> Iterator[tuple[slice, int]]:
         """Runs of queries whose scores fit the budget, each with the number of keys that it can see."""
         tokens, count = heads.query.shape[-2], heads.query[..., 0, 0].numel()
-        size = max(1, self.budget // (count * tokens * self.dtype.itemsize))
-        for start in range(0, tokens, size):
-            end = min(start + size, tokens)
-            yield slice(start, end), end
+        size = max(1, self.budget // (count * heads.key.shape[-2] * self.dtype.itemsize))
+        for first in range(0, tokens, size):
+            end = min(first + size, tokens)
+            yield slice(first, end), self.start + end
 
     def _where(self, op: Attend, tokens: int) -> Where:
-        positions = self.batch.positions[:, :tokens]
+        here = slice(self.start, self.start + tokens)
+        positions = self.batch.positions[:, here]
         rotary = op.position
         rotation = None
         if isinstance(rotary, Rotary):
             if rotary not in self.rotations:
                 self.rotations[rotary] = attention.rotation(rotary, self.batch.positions, self.dtype)
             cos, sin = self.rotations[rotary]
-            rotation = attention.Rotation(cos[:, :tokens], sin[:, :tokens])
+            rotation = attention.Rotation(cos[:, here], sin[:, here])
         return Where(
             mask=positions.new_zeros(1, 1, 1, 1, tokens, dtype=self.dtype), positions=positions, rotation=rotation
         )
@@ -116,12 +123,12 @@ class Scene:
         window = self._window(op)
         if self.plain and window is None:
             places = torch.arange(end, device=self.batch.input_ids.device)
-            hidden = places > places[rows, None]
+            hidden = places > places[self.start :][rows, None]
             return torch.zeros(hidden.shape, dtype=self.dtype, device=hidden.device).masked_fill_(
                 hidden, torch.finfo(self.dtype).min
             )[None]
         if window not in self.masks:
-            self.masks[window] = self.batch.additive_mask(self.dtype, window)
+            self.masks[window] = self.batch.additive_mask(self.dtype, window, first=self.start)
         return self.masks[window][:, rows, :end]
 
     def _bias(self, op: Attend, rows: slice, end: int) -> Float[Tensor, "one_or_B one_or_H Q T"]:
@@ -131,7 +138,8 @@ class Scene:
             slopes = op.position.slopes.to(self.dtype)[:, None, None]
             positions = self.batch.positions[:, None]
             # Distances, not positions: a softmax does not care, but half precisions would round large numbers.
-            bias = bias + slopes * (positions[..., None, :end] - positions[..., rows, None]).to(self.dtype)
+            asking = positions[..., self.start :][..., rows, None]
+            bias = bias + slopes * (positions[..., None, :end] - asking).to(self.dtype)
         return bias
 
 

@@ -9,9 +9,11 @@ from torch import Tensor
 from tintformer import walk
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.batch import Batch
+from tintformer.engines.continuation import Continuation
 from tintformer.engines.engine import EngineResult, Predictions, predict, to_parameters
 from tintformer.engines.fast.executor import FastExecutor
 from tintformer.engines.fast.updates import Updates
+from tintformer.engines.memory import Memory
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.rule.movement import movable
 
@@ -36,12 +38,43 @@ class FastEngine:
         )
 
     @torch.no_grad()
+    def begin(self, batch: Batch, *, remember: bool) -> FastContinuation:
+        """Train every sequence on its own and read it; `remember` keeps what it takes to go on."""
+        memory = Memory() if remember else None
+        executor = FastExecutor(self.auxiliary, self.rule, batch, dual=self.dual, memory=memory)
+        x = walk.train_in_the_pass(executor, self.auxiliary, self.rule)
+        executor.check(x)
+        return FastContinuation(executor, memory, x)
+
+    @torch.no_grad()
     def adapt(self, batch: Batch) -> Updates:
         """One update from all sequences of the batch, their losses summed."""
         executor = FastExecutor(self.auxiliary, self.rule, batch, pooled=True)
         walk.train(executor, self.auxiliary, self.rule)
         executor.check_updates()
         return executor.updates
+
+
+class FastContinuation(Continuation):
+    """Continued by the fast engine, with the updates as factors or formed once, whichever is smaller."""
+
+    def __init__(self, executor: FastExecutor, memory: Memory | None, x: Float[Tensor, "B n D"]):
+        super().__init__(executor.auxiliary, executor.batch, memory, x)
+        self.executor = executor
+        self.updates = executor.updates if memory is None else executor.updates.settled()
+
+    def _read(self, batch: Batch, memory: Memory, start: int) -> Tensor:
+        rule = self.executor.rule
+        self.executor = FastExecutor(self.auxiliary, rule, batch, updates=self.updates, memory=memory, start=start)
+        x = walk.forward_pass(self.executor, self.auxiliary)
+        self.executor.check(x)
+        return x
+
+    def _head(self, rows: Tensor) -> Tensor:
+        return self.executor.logits(rows)
+
+    def _reorder_updates(self, rows: Tensor) -> None:
+        self.updates = self.updates.reordered(rows)
 
 
 def predictions(

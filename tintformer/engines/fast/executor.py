@@ -20,6 +20,7 @@ from tintformer.batch import Batch
 from tintformer.engines.fast import cost, kernels
 from tintformer.engines.fast.attention import Scene
 from tintformer.engines.fast.updates import Factors, MatrixUpdate, Updates
+from tintformer.engines.memory import Memory
 from tintformer.errors import DivergenceError
 from tintformer.rule import activation, head, norm
 from tintformer.rule.attention import Heads, merge_key
@@ -43,12 +44,15 @@ class FastExecutor:
         dual: bool | None = None,
         pooled: bool = False,
         budget: int = BUDGET,
+        memory: Memory | None = None,
+        start: int = 0,
     ):
-        self.auxiliary, self.rule, self.batch = auxiliary, rule, batch
+        """`memory` keeps keys and values; the tokens before `start` are read from it and not computed again."""
+        self.auxiliary, self.rule, self.batch, self.start = auxiliary, rule, batch, start
         self.updates = Updates() if updates is None else updates
         self.dual, self.pooled, self.budget = dual, pooled, budget
         self.wide = torch.promote_types(auxiliary.dtype, torch.float32)
-        self.scene = Scene(batch, self.wide, budget)
+        self.scene = Scene(batch, self.wide, budget, memory=memory, start=start)
         reached = batch.scored.any(0).nonzero()
         self.num_reached = int(reached[-1]) + 1 if len(reached) else 1
         self.step = 0
@@ -59,13 +63,13 @@ class FastExecutor:
 
     def embed(self) -> Float[Tensor, "B T D"]:
         embedding = self.auxiliary.embedding
-        x = functional.embedding(self.batch.input_ids, embedding.tokens.source)
+        x = functional.embedding(self.batch.input_ids[:, self.start :], embedding.tokens.source)
         if embedding.scale != 1.0:
             x = x * embedding.scale
         if embedding.projection is not None:
             x, _ = self.forward(embedding.projection, (x,))
         if embedding.positions is not None:
-            rows = self.batch.positions + embedding.position_offset
+            rows = self.batch.positions[:, self.start :] + embedding.position_offset
             x = x + functional.embedding(rows, embedding.positions.source)
         if embedding.norm is not None:
             x, _ = self.forward(embedding.norm, (x,))

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tintformer.auxiliary.ops import Weight
+from tintformer.engines.fast import cost
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,20 @@ class Updates:
             return self.vectors[weight][row]
         return self.matrices[weight].row(row) if weight in self.matrices else None
 
+    def settled(self) -> Updates:
+        """The same changes, in the form that serves many short passes best."""
+        result = Updates()
+        result.matrices = {weight: update.settled(weight.read()) for weight, update in self.matrices.items()}
+        result.vectors = dict(self.vectors)
+        return result
+
+    def reordered(self, rows: Tensor) -> Updates:
+        """The changes of these sequences, in this order."""
+        result = Updates()
+        result.matrices = {weight: update.reordered(rows) for weight, update in self.matrices.items()}
+        result.vectors = {weight: _rows(change, rows) for weight, change in self.vectors.items()}
+        return result
+
 
 @dataclass
 class MatrixUpdate:
@@ -85,8 +100,8 @@ class MatrixUpdate:
     """The formed change will be used again, so it is summed up once."""
     factors: list[Factors] = field(default_factory=list)
     delta: Float[Tensor, "R O I"] | None = None
-    formed: Float[Tensor, "1 O I"] | None = None
-    """The updated matrix itself, kept where all sequences share it."""
+    formed: Float[Tensor, "R O I"] | None = None
+    """The updated matrix itself, kept where it will be used again."""
 
     def add(self, factors: Factors) -> None:
         self.factors.append(factors)
@@ -114,8 +129,31 @@ class MatrixUpdate:
             self.formed = total
         return total
 
+    def settled(self, weight: Float[Tensor, "O I"]) -> MatrixUpdate:
+        """Ready for many short passes, which are bound by what they read: factors where they are smaller than the
+        matrix, otherwise the updated matrix, formed once."""
+        outputs, inputs = weight.shape
+        rank = sum(part.x.shape[1] for part in self.factors)
+        if self.delta is None and cost.smaller_as_factors(inputs, outputs, rank):
+            return MatrixUpdate(dual=True, factors=self.factors)
+        return MatrixUpdate(dual=False, keep=True, formed=self.matrix(weight))
+
+    def reordered(self, rows: Tensor) -> MatrixUpdate:
+        return MatrixUpdate(
+            dual=self.dual,
+            keep=self.keep,
+            factors=[Factors(_rows(part.x, rows), _rows(part.g, rows), part.rate) for part in self.factors],
+            delta=None if self.delta is None else _rows(self.delta, rows),
+            formed=None if self.formed is None else _rows(self.formed, rows),
+        )
+
     def row(self, row: int) -> Float[Tensor, "O I"]:
         """The whole change of one sequence."""
         parts = [Factors(part.x[row : row + 1], part.g[row : row + 1], part.rate) for part in self.factors]
         delta = None if self.delta is None else self.delta[row : row + 1]
         return MatrixUpdate(dual=self.dual, factors=parts, delta=delta).full()[0]
+
+
+def _rows(x: Tensor, rows: Tensor) -> Tensor:
+    """Rows in a new order; what all sequences share stays as it is."""
+    return x if len(x) == 1 and len(rows) > 1 else x.index_select(0, rows)

@@ -38,9 +38,12 @@ _DOUBLE_STEP = 1e-5
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """What comes with the input: who sees whom (0 or the smallest number), and where every token stands."""
+    """What comes with the input: who sees whom (0 or the smallest number), and where every token stands.
 
-    mask: Float[Tensor, "B 1 1 1 T T"]
+    Queries may be those of the last Q tokens alone.
+    """
+
+    mask: Float[Tensor, "B 1 1 1 Q T"]
     positions: Int[Tensor, "B T"]
 
 
@@ -123,7 +126,8 @@ class Inputs(nn.Module):
         heads = self.to_query(query), self.to_key(key)
         if self.rotate is None:
             return heads
-        return self.rotate(heads[0], scene.positions), self.rotate(heads[1], scene.positions)
+        asking = scene.positions[:, -heads[0].shape[-2] :]
+        return self.rotate(heads[0], asking), self.rotate(heads[1], scene.positions)
 
     def mask(self, scene: Scene) -> Tensor:
         return scene.mask if self.distance is None else self.distance(scene.mask, scene.positions)

@@ -1,0 +1,174 @@
+# pyright: basic
+"""Directories that somebody else wrote: refused in one line before anything runs or is allocated."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import make_model, make_rule
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+import tintformer as tint
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+
+
+class Payload:
+    """What a pickle runs when it is opened."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def edit(change: Callable[[dict[str, Any]], Any], name: str = CONFIG) -> Callable[[Path], None]:
+    def apply(directory: Path) -> None:
+        content = json.loads((directory / name).read_text())
+        change(content)
+        (directory / name).write_text(json.dumps(content))
+
+    return apply
+
+
+def edit_tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
+    def apply(directory: Path) -> None:
+        tensors = load_file(directory / WEIGHTS)
+        change(tensors)
+        save_file(tensors, directory / WEIGHTS)
+
+    return apply
+
+
+def write(name: str, content: bytes | str) -> Callable[[Path], None]:
+    def apply(directory: Path) -> None:
+        (directory / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    return apply
+
+
+def pickled(name: str, *, alone: bool = False) -> Callable[[Path], None]:
+    def apply(directory: Path) -> None:
+        (directory / name).write_bytes(pickle.dumps(Payload(directory / "it-ran")))
+        if alone:
+            (directory / WEIGHTS).unlink()
+
+    return apply
+
+
+def index(place: Any) -> Callable[[Path], None]:
+    """Weights in another file, which an index names."""
+
+    def apply(directory: Path) -> None:
+        tensors = load_file(directory / WEIGHTS)
+        (directory / WEIGHTS).rename(directory.parent / "outside.safetensors")
+        (directory / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(tensors, place)}))
+
+    return apply
+
+
+def code(directory: Path) -> None:
+    (directory / "evil.py").write_text(f"open({str(directory / 'it-ran')!r}, 'w')\nclass C: ...\n")
+    where = {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.C"}
+    edit(lambda config: config.update(auto_map=where))(directory)
+
+
+def custom_generate(directory: Path) -> None:
+    folder = directory / "custom_generate"
+    folder.mkdir()
+    (folder / "generate.py").write_text(f"open({str(directory / 'it-ran')!r}, 'w')\ndef generate(): ...\n")
+    edit(lambda config: config.update(engine="warp"))(directory)
+
+
+def first(tensors: dict[str, torch.Tensor]) -> str:
+    return next(name for name in sorted(tensors) if name.endswith("wte.weight"))
+
+
+HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a pickle beside the weights": (pickled("pytorch_model.bin"), "pytorch_model.bin may be pickled"),
+    "a pickle for weights": (pickled("pytorch_model.bin", alone=True), "pytorch_model.bin may be pickled"),
+    "a pickle by another name": (pickled("optimizer.PT"), "optimizer.PT may be pickled"),
+    "a pickle that calls itself safetensors": (pickled(WEIGHTS), f"cannot read .*{WEIGHTS}"),
+    "an adapter": (write("adapter_config.json", '{"base_model_name_or_path": "x"}'), "belongs to an adapter"),
+    "code": (code, "auto_map asks for code"),
+    "code for generation": (custom_generate, "engine='warp'"),
+    "code of the base": (edit(lambda c: c["auxiliary"].update(auto_map={"AutoConfig": "e.C"})), "auxiliary.auto_map"),
+    "a billion layers": (edit(lambda c: c["auxiliary"].update(n_layer=10**9)), "asks for 1000000000"),
+    "thousands of layers": (edit(lambda c: c["auxiliary"].update(n_layer=4000)), "asks for 4000 layers, but"),
+    "a wide model": (
+        edit(lambda c: c["auxiliary"].update(n_embd=3 * 2**22)),
+        r"\(36,\) instead of \(37748736,\)",
+    ),
+    "a large vocabulary": (edit(lambda c: c["auxiliary"].update(vocab_size=2**24)), "instead of"),
+    "more layers than there are": (edit(lambda c: c["auxiliary"].update(n_layer=3)), r"lacks auxiliary\.\S+h\.2\."),
+    "an unknown key": (edit(lambda c: c.update(evil=1)), "unknown keys of a Tint configuration: evil"),
+    "another family": (edit(lambda c: c["auxiliary"].update(model_type="llama")), "."),
+    "a wrong shape": (edit_tensors(lambda t: t.update({first(t): torch.zeros(29, 13)})), r"\(29, 13\) instead of"),
+    "a tensor too many": (edit_tensors(lambda t: t.update(evil=torch.zeros(1))), "holds evil, unlike"),
+    "a tensor too few": (edit_tensors(lambda t: t.pop(first(t))), "lacks auxiliary.*wte"),
+    "not a number": (edit_tensors(lambda t: t[first(t)].view(-1)[3:4].fill_(float("nan"))), "contains NaN or infinity"),
+    "infinity": (edit_tensors(lambda t: t[first(t)].view(-1)[3:4].fill_(float("inf"))), "contains NaN or infinity"),
+    "an index that leads out": (index("../outside.safetensors"), r"names '\.\./outside\.safetensors'"),
+    "an index with a path": (index("/etc/passwd"), "names '/etc/passwd'"),
+    "an index of pickles": (index("pytorch_model-00001-of-00001.bin"), "names 'pytorch_model"),
+    "an index of numbers": (index(7), "names 7"),
+    "an index of what is not there": (index("model-00001-of-00001.safetensors"), "lacks model-00001-of-00001"),
+    "an index without a map": (lambda d: (index("x")(d), write(INDEX, '{"metadata": {}}')(d))[0], "has no weight_map"),
+    "an index that is none": (lambda d: (index("x")(d), write(INDEX, "[" * 10**5)(d))[0], f"cannot read .*{INDEX}"),
+    "no weights": (lambda d: (d / WEIGHTS).unlink(), f"holds neither {WEIGHTS} nor"),
+    "cut weights": (lambda d: write(WEIGHTS, (d / WEIGHTS).read_bytes()[:-9])(d), f"cannot read .*{WEIGHTS}"),
+    "a long header": (write(WEIGHTS, b"\xff" * 8 + b"{}"), f"cannot read .*{WEIGHTS}"),
+    "a generation that is none": (write("generation_config.json", "[1"), "cannot read .*generation_config"),
+}
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    model = tint.TintForCausalLM.from_auxiliary(make_model("gpt2", torch.float32), make_rule("default"))
+    model.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+@pytest.mark.parametrize("trust", [None, True])
+def test_refused(case: str, trust: bool | None, saved: Path) -> None:
+    damage, message = HOSTILE[case]
+    damage(saved)
+    tracemalloc.start()
+    started = time.monotonic()
+    for load in (AutoModelForCausalLM.from_pretrained, tint.TintForCausalLM.from_pretrained):
+        with pytest.raises(tint.TintError, match=message) as caught:
+            load(saved, trust_remote_code=trust)
+        assert len(str(caught.value).splitlines()) <= 2
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert not (saved / "it-ran").exists()
+    assert peak < 2**27 and time.monotonic() - started < 60
+
+
+def test_code_for_generation_is_never_run(saved: Path) -> None:
+    """transformers runs custom_generate/generate.py of a directory that is trusted; here nothing is."""
+    custom_generate(saved)
+    edit(lambda config: config.update(engine="fast"))(saved)
+    model: Any = AutoModelForCausalLM.from_pretrained(saved, trust_remote_code=True)
+    assert not (saved / "it-ran").exists()
+    assert model.generate(torch.arange(3, 8)[None], max_new_tokens=2).shape == (1, 7)
+
+
+def test_tables_that_a_configuration_alone_asks_for(saved: Path) -> None:
+    """GPT-J's positions are no weights, so that no file has to hold them."""
+    model = tint.TintForCausalLM.from_auxiliary(make_model("gptj", torch.float32), make_rule("default"))
+    model.save_pretrained(saved)
+    edit(lambda config: config["auxiliary"].update(n_positions=2**24, rotary_dim=4, n_embd=16))(saved)
+    with pytest.raises(tint.LoadError, match=r"bytes of tables besides its weights|instead of"):
+        tint.TintForCausalLM.from_pretrained(saved)
