@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import json
-import pickle
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -14,80 +12,10 @@ from typing import Any
 import pytest
 import torch
 from cases import make_model, make_rule
-from safetensors.torch import load_file, save_file
+from hostile import INDEX, WEIGHTS, code, custom_generate, edit, edit_tensors, index, pickled, write
 from transformers import AutoModelForCausalLM
 
 import tintformer as tint
-
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-
-
-class Payload:
-    """What a pickle runs when it is opened."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.path,)
-
-
-def edit(change: Callable[[dict[str, Any]], Any], name: str = CONFIG) -> Callable[[Path], None]:
-    def apply(directory: Path) -> None:
-        content = json.loads((directory / name).read_text())
-        change(content)
-        (directory / name).write_text(json.dumps(content))
-
-    return apply
-
-
-def edit_tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
-    def apply(directory: Path) -> None:
-        tensors = load_file(directory / WEIGHTS)
-        change(tensors)
-        save_file(tensors, directory / WEIGHTS)
-
-    return apply
-
-
-def write(name: str, content: bytes | str) -> Callable[[Path], None]:
-    def apply(directory: Path) -> None:
-        (directory / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-
-    return apply
-
-
-def pickled(name: str, *, alone: bool = False) -> Callable[[Path], None]:
-    def apply(directory: Path) -> None:
-        (directory / name).write_bytes(pickle.dumps(Payload(directory / "it-ran")))
-        if alone:
-            (directory / WEIGHTS).unlink()
-
-    return apply
-
-
-def index(place: Any) -> Callable[[Path], None]:
-    """Weights in another file, which an index names."""
-
-    def apply(directory: Path) -> None:
-        tensors = load_file(directory / WEIGHTS)
-        (directory / WEIGHTS).rename(directory.parent / "outside.safetensors")
-        (directory / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(tensors, place)}))
-
-    return apply
-
-
-def code(directory: Path) -> None:
-    (directory / "evil.py").write_text(f"open({str(directory / 'it-ran')!r}, 'w')\nclass C: ...\n")
-    where = {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.C"}
-    edit(lambda config: config.update(auto_map=where))(directory)
-
-
-def custom_generate(directory: Path) -> None:
-    folder = directory / "custom_generate"
-    folder.mkdir()
-    (folder / "generate.py").write_text(f"open({str(directory / 'it-ran')!r}, 'w')\ndef generate(): ...\n")
-    edit(lambda config: config.update(engine="warp"))(directory)
 
 
 def first(tensors: dict[str, torch.Tensor]) -> str:
@@ -101,9 +29,11 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a pickle that calls itself safetensors": (pickled(WEIGHTS), f"cannot read .*{WEIGHTS}"),
     "an adapter": (write("adapter_config.json", '{"base_model_name_or_path": "x"}'), "belongs to an adapter"),
     "code": (code, "auto_map asks for code"),
-    "code for generation": (custom_generate, "engine='warp'"),
-    "code of the base": (edit(lambda c: c["auxiliary"].update(auto_map={"AutoConfig": "e.C"})), "auxiliary.auto_map"),
-    "a billion layers": (edit(lambda c: c["auxiliary"].update(n_layer=10**9)), "asks for 1000000000"),
+    "code of the base": (
+        edit(lambda c: c["auxiliary"].update(auto_map={"AutoConfig": "e.C"})),
+        "auxiliary asks for code",
+    ),
+    "a billion layers": (edit(lambda c: c["auxiliary"].update(n_layer=10**9)), "asks for n_layer 1000000000"),
     "thousands of layers": (edit(lambda c: c["auxiliary"].update(n_layer=4000)), "asks for 4000 layers, but"),
     "a wide model": (
         edit(lambda c: c["auxiliary"].update(n_embd=3 * 2**22)),
@@ -159,7 +89,6 @@ def test_refused(case: str, trust: bool | None, saved: Path) -> None:
 def test_code_for_generation_is_never_run(saved: Path) -> None:
     """transformers runs custom_generate/generate.py of a directory that is trusted; here nothing is."""
     custom_generate(saved)
-    edit(lambda config: config.update(engine="fast"))(saved)
     model: Any = AutoModelForCausalLM.from_pretrained(saved, trust_remote_code=True)
     assert not (saved / "it-ran").exists()
     assert model.generate(torch.arange(3, 8)[None], max_new_tokens=2).shape == (1, 7)

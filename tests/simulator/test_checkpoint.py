@@ -299,6 +299,9 @@ VERSIONS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "an unknown number format": lambda config: config.update(dtype="float12"),
     "an unknown family": lambda config: config["auxiliary"].update(model_type="gpt99"),
     "heads that do not fit": lambda config: config["auxiliary"].update(n_head=5),
+    "a billion layers": lambda config: config["auxiliary"].update(n_layer=10**9),
+    "a vocabulary of millions": lambda config: config["auxiliary"].update(vocab_size=2**24),
+    "code": lambda config: config["auxiliary"].update(auto_map={"AutoConfig": "evil.C"}),
     "a width in words": lambda config: config["auxiliary"].update(n_embd="twelve"),
     "a rule that is a list": lambda config: config.update(learning_rule=[1]),
 }

@@ -11,6 +11,8 @@ import torch
 
 from tintformer.auxiliary.describe import describe
 from tintformer.auxiliary.description import Auxiliary
+from tintformer.auxiliary.stored import INDEX, read_headers, refuse_adapters
+from tintformer.auxiliary.untrusted import check_fit, check_settings, check_shapes
 from tintformer.auxiliary.validate import check_model, find_family
 from tintformer.errors import LoadError, TintError, cause
 from tintformer.fetch.places import model_directory
@@ -58,11 +60,16 @@ def _load_name(name: str, dtype: torch.dtype, device: Any) -> Auxiliary:
 
 def _read(name: str, dtype: torch.dtype, options: dict[str, Any]) -> Any:
     """The model in evaluation mode; its configuration alone tells what is unsupported, before the weights are read."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
     options = {"trust_remote_code": False, **options}
     try:
-        find_family(AutoConfig.from_pretrained(name, **options), name)
+        if "gguf_file" not in options:
+            check_settings(PreTrainedConfig.get_config_dict(name, **options)[0], f"{name}: its config.json")
+        config = AutoConfig.from_pretrained(name, **options)
+        find_family(config, name)
+        if Path(name).is_dir() and "gguf_file" not in options:
+            check_fit(config, read_headers(Path(name)), name)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             name,
             dtype=dtype,
@@ -84,12 +91,8 @@ def _read(name: str, dtype: torch.dtype, options: dict[str, Any]) -> Any:
 
 def _check_complete(name: str, report: dict[str, Any]) -> None:
     """Refuse what transformers would fill with random numbers."""
-    if misfits := sorted(report["mismatched_keys"]):
-        key, stored, asked = misfits[0]
-        raise LoadError(
-            f"{name} holds {len(misfits)} parameters of another shape than its config.json asks for, the first of them "
-            f"{key}: {tuple(stored)} instead of {tuple(asked)}; put the files of one model there"
-        )
+    stored = {key: tuple(shape) for key, shape, _ in report["mismatched_keys"]}
+    check_shapes({key: tuple(shape) for key, _, shape in report["mismatched_keys"]}, stored, name)
     if missing := sorted(report["missing_keys"]):
         raise LoadError(
             f"{name} lacks {len(missing)} parameters of its model, the first of them {missing[0]}; "
@@ -107,9 +110,10 @@ def _directory_options(directory: Path) -> dict[str, Any]:
         raise LoadError(
             f"{directory} holds a simulator, not a model; open it with tintformer.Simulator.from_pretrained"
         )
+    refuse_adapters(directory)
     files = sorted(path.name for path in directory.iterdir())
     quantised = [file for file in files if file.endswith(".gguf")]
-    if any(file.endswith(".safetensors") for file in files):
+    if any(file.endswith((".safetensors", INDEX)) for file in files):
         return {"local_files_only": True}
     if len(quantised) == 1:
         if find_spec("gguf") is None:

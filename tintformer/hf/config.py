@@ -6,14 +6,12 @@ from dataclasses import asdict, fields, is_dataclass
 from typing import Any, ClassVar
 
 import torch
-from transformers import AutoConfig
 from transformers.configuration_utils import PreTrainedConfig
 
 import tintformer
-from tintformer.auxiliary.families import families
+from tintformer.auxiliary.untrusted import read_settings
 from tintformer.auxiliary.validate import find_family
-from tintformer.errors import LoadError, RuleError, TintError, UnsupportedModelError, cause
-from tintformer.hf.limits import check_settings
+from tintformer.errors import LoadError, RuleError, TintError
 from tintformer.hf.register import register_config
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator.construction import Construction
@@ -125,18 +123,7 @@ def _base(found: Any, name: str) -> PreTrainedConfig:
             "a Tint configuration needs `auxiliary`, the configuration of its base model; make one with "
             "TintForCausalLM.from_auxiliary"
         )
-    settings = dict(found)
-    model_type = settings.pop("model_type", None)
-    if model_type not in families():
-        known = ", ".join(sorted(families()))
-        raise UnsupportedModelError(name, [f"model_type {model_type!r} is not a known family; known are {known}"])
-    check_settings(settings)
-    try:
-        config = AutoConfig.for_model(model_type, **settings)
-    except Exception as error:  # every family's configuration checks other things in other ways
-        raise LoadError(f"the configuration of {name} cannot be read: {cause(error)}") from error
-    find_family(config, name)
-    return config
+    return read_settings(found, "auxiliary", name)
 
 
 def _rule(found: Any) -> LearningRule:

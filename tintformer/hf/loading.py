@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 from transformers.modeling_utils import PreTrainedModel
 
+from tintformer.auxiliary.stored import Stored
 from tintformer.errors import LoadError, TintError, cause
 from tintformer.hf import files
 from tintformer.hf.config import TintConfig
@@ -103,7 +104,7 @@ def read_generation(directory: Path) -> GenerationConfig | None:
         raise LoadError(f"cannot read {directory / files.GENERATION}: {cause(error)}") from error
 
 
-def fill(model: PreTrainedModel, stored: files.Stored) -> None:
+def fill(model: PreTrainedModel, stored: Stored) -> None:
     """Give a model the stored numbers, in their own format."""
     places = {files.PARAMETERS + name: parameter for name, parameter in model.named_parameters()}
     places |= {files.BUFFERS + name: buffer for name, buffer in buffers(model).items()}

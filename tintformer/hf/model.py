@@ -22,6 +22,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from tintformer.auxiliary.describe import describe
 from tintformer.auxiliary.load import load
+from tintformer.auxiliary.stored import read_headers
 from tintformer.auxiliary.validate import check_model
 from tintformer.batch import Batch
 from tintformer.engines.fast import FastEngine
@@ -276,7 +277,7 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
         directory = files.find_directory(os.fspath(pretrained_model_name_or_path), **asked.hub)
         files.check_files(directory)
         config = loading.read_config(directory, asked)
-        stored = files.read_headers(directory)
+        stored = read_headers(directory)
         files.check_fit(config, stored, directory)
         with no_init_weights():
             model = cls(config)

@@ -23,6 +23,7 @@ from torch import Tensor
 import tintformer
 from tintformer.auxiliary.describe import describe
 from tintformer.auxiliary.description import Auxiliary
+from tintformer.auxiliary.untrusted import outline, read_settings
 from tintformer.auxiliary.validate import check_model
 from tintformer.errors import LoadError, TintError
 from tintformer.files import whole_file
@@ -159,31 +160,30 @@ def _read_tensors(file: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 
 
 def _rebuild_auxiliary(config: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> Auxiliary:
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    settings = dict(config["auxiliary"])
+    stored = {name[len(AUXILIARY) :]: tensor for name, tensor in tensors.items() if name.startswith(AUXILIARY)}
     try:
-        auxiliary_config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+        auxiliary_config = read_settings(config["auxiliary"], "auxiliary", config["name"])
+        _check_state(_state(outline(auxiliary_config, len(stored), "auxiliary")), stored, path / WEIGHTS)
         with torch.random.fork_rng(devices=[]):
             model: Any = AutoModelForCausalLM.from_config(auxiliary_config, dtype=getattr(torch, config["dtype"]))
-    except (KeyError, ValueError, TypeError, AttributeError, StrictDataclassError) as error:
+    except (TintError, AttributeError) as error:
         raise LoadError(f"cannot rebuild the auxiliary of {path}: {error}") from error
-    stored = {name[len(AUXILIARY) :]: tensor for name, tensor in tensors.items() if name.startswith(AUXILIARY)}
-    wanted = _state(model)
-    if stored.keys() != wanted.keys():
-        odd = sorted(stored.keys() ^ wanted.keys())
-        raise LoadError(
-            f"{path / WEIGHTS} does not hold the parameters of its auxiliary; the first odd one is {odd[0]}"
-        )
-    with torch.no_grad():
-        for name, parameter in wanted.items():
-            if parameter.shape != stored[name].shape:
-                shapes = f"{tuple(stored[name].shape)} instead of {tuple(parameter.shape)}"
-                raise LoadError(f"{path / WEIGHTS} holds {name} as {shapes}")
-            parameter.data = stored[name]  # with its own number format, which a conversion may have given a buffer
+    for name, tensor in _state(model).items():
+        tensor.data = stored[name]  # with its own number format, which a conversion may have given a buffer
     model.eval()
     return describe(model, check_model(model, config["name"]), config["name"])
+
+
+def _check_state(wanted: dict[str, Tensor], stored: dict[str, Tensor], file: Path) -> None:
+    if stored.keys() != wanted.keys():
+        odd = sorted(stored.keys() ^ wanted.keys())
+        raise LoadError(f"{file} does not hold the parameters of its auxiliary; the first odd one is {odd[0]}")
+    for name, tensor in wanted.items():
+        if tensor.shape != stored[name].shape:
+            shapes = f"{tuple(stored[name].shape)} instead of {tuple(tensor.shape)}"
+            raise LoadError(f"{file} holds {name} as {shapes}")
 
 
 def _check_structure(stored: dict[str, Tensor], rebuilt: dict[str, Tensor], file: Path) -> None:
