@@ -71,10 +71,10 @@ def classification(
     from tintformer.experiments.recipes import compared
     from tintformer.experiments.runs import Run
 
-    check_dtype(dtype)
-    if normalise not in (None, "length"):
-        raise InputError(f"--normalise {normalise!r} is unknown; it can be length")
     with started():
+        check_dtype(dtype)
+        if normalise not in (None, "length"):
+            raise InputError(f"--normalise {normalise!r} is unknown; it can be length")
         chosen = names(tasks)
         base = InContextLearning(
             model=model,

@@ -67,8 +67,8 @@ def language(
     from tintformer.experiments.recipes import compared
     from tintformer.experiments.runs import Run
 
-    check_dtype(dtype)
     with started():
+        check_dtype(dtype)
         experiment = LanguageModelling(
             model=model,
             data=texts,
