@@ -6,7 +6,9 @@ an error in one of them ends all, and the first does the talking.
 
 from __future__ import annotations
 
+import atexit
 import os
+import platform
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -29,6 +31,7 @@ class _Told:
     value: Any = None
     place: dict[str, Any] = field(default_factory=dict[str, Any])
     error: str | None = None
+    machine: str = field(default_factory=platform.node)
 
 
 class Group:
@@ -85,13 +88,13 @@ def _check(told: list[_Told]) -> None:
     """Refuse to go on after an error elsewhere, or with processes that do something else."""
     for rank, each in enumerate(told):
         if each.error is not None:
-            raise TintError(f"process {rank} of {len(told)}: {each.error}")
+            raise TintError(f"rank {rank}, on {each.machine}: {each.error}")
     for rank, each in enumerate(told):
         first, other = told[0].place, each.place
         if different := [name for name in first | other if first.get(name) != other.get(name)]:
             raise InputError(
-                f"process {rank} differs from the first one in {', '.join(different)}; all of them need the same "
-                "command, model, data and version of the package"
+                f"rank {rank}, on {each.machine}, differs from rank 0 in {', '.join(different)}; all processes need the "
+                "same command, model, data and version of the package"
             )
 
 
@@ -111,6 +114,8 @@ def group() -> Group:
             f"WORLD_SIZE={size} but the other processes cannot be met ({cause(error)}); start all of them by torchrun or "
             "accelerate launch, or unset WORLD_SIZE"
         ) from error
+    # Not before the interpreter ends, so that what went wrong is said while the others still wait for this process.
+    atexit.register(dist.destroy_process_group)
     return Group(dist.get_rank(), dist.get_world_size())
 
 

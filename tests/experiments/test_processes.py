@@ -1,0 +1,136 @@
+# pyright: basic
+"""Runs under torchrun and accelerate launch: two processes give what one gives, also after one of them was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from praise import save_task
+from typer.testing import CliRunner
+
+from tintformer.bundled import read_text
+from tintformer.cli.app import app
+from tintformer.errors import InputError
+from tintformer.experiments.processes import Group
+from tintformer.experiments.records import Store
+from tintformer.experiments.work import Workers
+
+TINT = Path(sys.executable).parent / "tint"
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+ACCELERATE = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
+RATES = ["--learning-rate", "1e-4,5e-4", "--methods", "auxiliary,tint"]
+ICL = ["--shots", "4", "--loss", "label", "--seeds", "0,1", "--tests", "50", "--tuning", "10", *RATES]
+LM = ["--length", "64", "--blocks", "24", "--tuning", "8", "--shares", "0.5", *RATES]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text, a task, and what one process makes of them."""
+    place = tmp_path_factory.mktemp("place")
+    text = "\n".join(read_text(name) for name in ("visit", "address")) + "\n"
+    (place / "texts.txt").write_text(3 * text, encoding="utf-8")
+    save_task(place / "praise")
+    for words in (language(place, "one-lm"), classification(place, "one-icl")):
+        done = CliRunner().invoke(app, words, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+    return place
+
+
+def language(place: Path, output: str) -> list[str]:
+    return ["eval", "lm", "nano-llama", str(place / "texts.txt"), *LM, "-o", str(place / output)]
+
+
+def classification(place: Path, output: str) -> list[str]:
+    return ["eval", "icl", "nano-llama", str(place / "praise" / "praise.yaml"), *ICL, "-o", str(place / output)]
+
+
+def launched(launcher: list[str], *words: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *launcher, *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=200)
+    return process.returncode, out, err
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def script(place: Path) -> str:
+    """`tint` that says who it is; `{rank}` in its words is its rank, as if each were on a machine of its own."""
+    path = place / "ranked.py"
+    path.write_text(
+        "import os, sys; from pathlib import Path; from tintformer.cli import main\n"
+        "rank = os.environ['RANK']\n"
+        "Path(__file__).with_name(f'pid-{rank}').write_text(str(os.getpid()))\n"
+        "sys.argv = ['tint', *(word.replace('{rank}', rank) for word in sys.argv[1:])]\n"
+        "main()\n"
+    )
+    return str(path)
+
+
+def test_two_processes_on_one_disk_give_the_same_files(place: Path) -> None:
+    process = launched(ACCELERATE, "--no_python", str(TINT), *classification(place, "two-icl"))
+    code, out, err = ended(process)
+    assert code == 0, err
+    assert out.count("the model as it is") == 2  # plain and calibrated: one process prints
+    assert "tint:" not in err
+    assert files(place / "two-icl") == files(place / "one-icl")
+
+
+@pytest.mark.slow
+def test_a_killed_worker_without_a_common_disk_costs_only_what_it_was_doing(place: Path) -> None:
+    words = [script(place), *language(place, "disk-{rank}")]
+    first, second = place / "disk-0", place / "disk-1"
+    process = launched(TORCHRUN, *words)
+    while process.poll() is None and len(list(second.glob("records/*/*.json"))) < 3:
+        time.sleep(0.01)
+    os.kill(int((place / "pid-1").read_text()), signal.SIGKILL)
+    code, out, err = ended(process)
+    whole = files(place / "one-lm")
+    kept = {path: path.stat().st_mtime_ns for path in (*first.glob("records/*/*"), *second.glob("records/*/*"))}
+    assert code != 0 and not out and err.count("tint:") <= 1  # the launcher may end the other before it can say it
+    assert 3 <= len({path.name for path in kept}) < sum(name.startswith("records") for name in whole)
+    assert not list(first.glob("*.md"))
+
+    code, out, err = ended(launched(TORCHRUN, *words))
+    assert code == 0, err
+    assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
+    assert files(first) == whole
+    assert files(second) == {name: content for name, content in whole.items() if name.startswith("records")}
+
+
+@pytest.mark.slow
+def test_an_error_in_one_process_is_one_line_and_the_end_of_all(place: Path) -> None:
+    words = language(place, "nothing-{rank}")
+    words[3] = str(place / "texts-{rank}.txt")
+    (place / "texts-0.txt").write_bytes((place / "texts.txt").read_bytes())
+    code, out, err = ended(launched(TORCHRUN, script(place), *words))
+    said = [line for line in err.splitlines() if line.startswith("tint:")]
+    assert code != 0 and not out and len(said) == 1
+    assert "rank 1, on " in said[0] and "texts-1.txt' is unknown" in said[0]
+    assert "tintformer" not in err.replace("ranked.py", "").partition(said[0])[0]  # no traceback of ours
+    assert not list(place.glob("nothing-*"))
+
+
+def test_processes_start_no_others(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="started 2 processes, each of which would start --jobs 3"):
+        Workers(Store(tmp_path), jobs=3, group=Group(0, 2))
+
+
+def test_a_launcher_that_is_not_there_is_told(place: Path) -> None:
+    environment = {**os.environ, "WORLD_SIZE": "2"}
+    done = subprocess.run(
+        [str(TINT), *language(place, "x")], capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert "WORLD_SIZE=2 but the other processes cannot be met" in done.stderr
