@@ -4,20 +4,26 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
+from typing import Any
 
 import pytest
+from experiments.test_work import Doubling
 from praise import save_task
 from typer.testing import CliRunner
 
 from tintformer.bundled import read_text
 from tintformer.cli.app import app
-from tintformer.errors import InputError
-from tintformer.experiments.processes import Group
+from tintformer.errors import InputError, TintError
+from tintformer.experiments.processes import Group, together
 from tintformer.experiments.records import Store
 from tintformer.experiments.work import Workers
 
@@ -79,12 +85,14 @@ def script(place: Path) -> str:
 
 
 def test_two_processes_on_one_disk_give_the_same_files(place: Path) -> None:
-    process = launched(ACCELERATE, "--no_python", str(TINT), *classification(place, "two-icl"))
-    code, out, err = ended(process)
+    words = [*classification(place, "two-icl"), "--track", "tensorboard"]
+    code, out, err = ended(launched(ACCELERATE, "--no_python", str(TINT), *words))
     assert code == 0, err
     assert out.count("the model as it is") == 2  # plain and calibrated: one process prints
     assert "tint:" not in err
-    assert files(place / "two-icl") == files(place / "one-icl")
+    (events,) = (place / "two-icl").glob("tracking/*/events.*")  # and one tracks
+    written = {name: each for name, each in files(place / "two-icl").items() if not name.startswith("tracking")}
+    assert written == files(place / "one-icl")
 
 
 @pytest.mark.slow
@@ -120,6 +128,86 @@ def test_an_error_in_one_process_is_one_line_and_the_end_of_all(place: Path) -> 
     assert "rank 1, on " in said[0] and "texts-1.txt' is unknown" in said[0]
     assert "tintformer" not in err.replace("ranked.py", "").partition(said[0])[0]  # no traceback of ours
     assert not list(place.glob("nothing-*"))
+
+
+class Threads(Group):
+    """Ranks that are threads of this process, and meet at a barrier instead of by gloo."""
+
+    def __init__(self, rank: int, size: int, table: list[Any], barrier: Barrier):
+        super().__init__(rank, size)
+        self.table, self.barrier = table, barrier
+
+    def _gather(self, mine: Any) -> list[Any]:
+        self.table[self.rank] = mine
+        self.barrier.wait(20)
+        told = list(self.table)
+        self.barrier.wait(20)
+        return told
+
+
+def ranks(do: Callable[[Group], Any], size: int = 3) -> list[Any]:
+    """What comes out of each rank: a value or an error."""
+    table, barrier = [None] * size, Barrier(size)
+
+    def run(rank: int) -> Any:
+        try:
+            processes = Threads(rank, size, table, barrier)
+            with together(processes):
+                return do(processes)
+        except InputError as error:
+            return error
+        except TintError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(run, range(size)))
+
+
+@pytest.mark.parametrize("common", [True, False])
+def test_every_rank_ends_up_with_all_records_and_nothing_is_done_twice(tmp_path: Path, common: bool) -> None:
+    experiment = Doubling(tmp_path)
+    stores = [Store(tmp_path / ("records" if common else f"records-{rank}")) for rank in range(3)]
+    for store, number in zip(stores, (5, 6, 5), strict=True):  # as if an earlier run had been stopped
+        store.save({"number": number}, {"double": 2 * number, "exact": 0.1 + 0.2})
+
+    def complete(group: Group) -> list[int]:
+        results = Workers(stores[group.rank], group=group).complete(experiment, [1, 2, 3, 4, 5, 6, 104, 7])
+        return [each["double"] for each in results]
+
+    assert ranks(complete) == [[2, 4, 6, 8, 10, 12, 8, 14]] * 3
+    assert experiment.done() == [1, 2, 3, 4, 7]
+    for store in stores:
+        assert sorted(record.identity["number"] for record in store) == [1, 2, 3, 4, 5, 6, 7]
+    assert len({path.read_bytes() for path in tmp_path.glob("records*/*/*.json")}) == 7
+
+
+def test_what_was_done_in_the_turn_of_an_error_is_kept(tmp_path: Path) -> None:
+    experiment, store = Doubling(tmp_path, fails_at=5), Store(tmp_path / "records")
+    first, failed, third = ranks(lambda group: Workers(store, group=group).complete(experiment, [1, 2, 3, 4, 5, 6]))
+    assert isinstance(failed, InputError) and str(failed) == "5 is unlucky"
+    assert first == third == f"rank 1, on {platform.node()}: 5 is unlucky"
+    assert experiment.done() == sorted(record.identity["number"] for record in store) == [1, 2, 3, 4, 6]
+
+
+def test_ranks_that_do_something_else_are_told_apart(tmp_path: Path) -> None:
+    def complete(group: Group) -> Any:
+        return Workers(Store(tmp_path), group=group).complete(Doubling(tmp_path), [1, 2 + group.rank // 2])
+
+    assert all(
+        "rank 2, on" in str(each) and "differs from rank 0 in number; all" in str(each) for each in ranks(complete)
+    )
+    early = ranks(lambda group: None if group.rank == 1 else complete(group))
+    assert all(isinstance(each, InputError) and "rank 1, on" in str(each) for each in early)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_that_is_no_input_is_told_with_its_kind() -> None:
+    def fail(group: Group) -> None:
+        if group.rank == 0:
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        ranks(fail)
 
 
 def test_processes_start_no_others(tmp_path: Path) -> None:

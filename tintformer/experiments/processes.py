@@ -93,8 +93,8 @@ def _check(told: list[_Told]) -> None:
         first, other = told[0].place, each.place
         if different := [name for name in first | other if first.get(name) != other.get(name)]:
             raise InputError(
-                f"rank {rank}, on {each.machine}, differs from rank 0 in {', '.join(different)}; all processes need the "
-                "same command, model, data and version of the package"
+                f"rank {rank}, on {each.machine}, differs from rank 0 in {', '.join(different)}; all need the same "
+                "command, model, data and version of the package"
             )
 
 
@@ -111,8 +111,8 @@ def group() -> Group:
         dist.init_process_group("gloo", timeout=PATIENCE)
     except (RuntimeError, ValueError) as error:
         raise InputError(
-            f"WORLD_SIZE={size} but the other processes cannot be met ({cause(error)}); start all of them by torchrun or "
-            "accelerate launch, or unset WORLD_SIZE"
+            f"WORLD_SIZE={size} but the other processes cannot be met ({cause(error)}); start all of them by torchrun "
+            "or accelerate launch, or unset WORLD_SIZE"
         ) from error
     # Not before the interpreter ends, so that what went wrong is said while the others still wait for this process.
     atexit.register(dist.destroy_process_group)

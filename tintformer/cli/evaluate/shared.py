@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tintformer.cli.evaluate.tracking import check_tracker, tracking
 from tintformer.cli.learning import plain_warnings, quiet_libraries
 from tintformer.cli.output import print_json, print_table
 from tintformer.errors import InputError, TintError
@@ -41,14 +42,20 @@ TuningBlocks = Annotated[int, typer.Option("--tuning", help="Blocks to choose th
 Seeds = Annotated[str, typer.Option(help="Each draws its own demonstrations.")]
 Tests = Annotated[int | None, typer.Option(help="Test examples of each task, as many of each label.")]
 Tuning = Annotated[int, typer.Option(help="Examples of the train pool that choose the rate, for each seed.")]
+Track = Annotated[
+    str | None,
+    typer.Option(
+        "--track", help="Tell a tracker of progress and results: trackio, wandb, tensorboard, or another of accelerate."
+    ),
+]
 OUTPUT = Path("tint-eval")
 
 
 @contextmanager
-def started() -> Generator[Group]:
+def started(track: str | None = None) -> Generator[Group]:
     """What every experiment's command begins with: quiet libraries, warnings of one line, and the launcher's processes.
 
-    Of several processes the first says what there is to say.
+    Of several processes the first says what there is to say, also to the tracker.
     """
     from tintformer.experiments.processes import group, together
 
@@ -61,6 +68,8 @@ def started() -> Generator[Group]:
 
     try:
         with together(processes), plain_warnings(heard):
+            if processes.leads:
+                check_tracker(track)
             yield processes
     except (TintError, OSError) as error:
         if processes.leads:
@@ -104,7 +113,7 @@ def numbers(option: str, text: str) -> tuple[float, ...]:
         raise InputError(f"{option} {text!r} must be numbers with commas between them, such as 0.3,0.5") from error
 
 
-def carry_out(run: Run, output: Path, *, jobs: int, json: bool) -> None:
+def carry_out(run: Run, output: Path, *, jobs: int, json: bool, track: str | None = None) -> None:
     """Do what is left of a run, and show and write its tables."""
     from tintformer.experiments.processes import group
     from tintformer.experiments.records import Store
@@ -113,14 +122,14 @@ def carry_out(run: Run, output: Path, *, jobs: int, json: bool) -> None:
     processes = group()
     # Opens models and data: what is wrong with them, anywhere, is told before anything is written.
     total, *_ = processes.exchange(run.num_units(), {"run": run.name})
-    store = Store(output / "records")
     with (
-        counted(total, shown=processes.leads) as progress,
-        workers(store, jobs=jobs, progress=progress, group=processes) as crew,
+        counted(total, shown=processes.leads) as bar,
+        tracking(track if processes.leads else None, run, output) as tracker,
+        workers(Store(output / "records"), jobs=jobs, progress=both(bar, tracker.count), group=processes) as crew,
     ):
         if processes.leads:
             run.save(output)
-        results = run.results(crew)
+        results = run.results(crew, tracker.log)
     if processes.leads:
         show(run, results, output, json=json)
 
@@ -137,6 +146,16 @@ def show(run: Run, results: Sequence[Sequence[Any]], output: Path, *, json: bool
         return
     print_table(tables[0].rows, title=tables[0].title)
     print(f"wrote {', '.join(path.name for path in paths)} into {output}")
+
+
+def both(*heard: Progress) -> Progress:
+    """One that tells all of them."""
+
+    def progress(count: int) -> None:
+        for each in heard:
+            each(count)
+
+    return progress
 
 
 @contextmanager
