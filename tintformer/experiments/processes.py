@@ -78,8 +78,8 @@ class Group:
         except RuntimeError as error:
             self._over = True
             raise TintError(
-                f"another process of this run has gone ({cause(error)}); give the same command again: what is done is "
-                "kept"
+                f"another process of this run has gone, or has not answered for {PATIENCE.total_seconds() / 3600:g} hours; "
+                "give the same command again: what is done is kept"
             ) from error
         return told
 
