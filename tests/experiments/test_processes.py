@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 from tintformer.bundled import read_text
 from tintformer.cli.app import app
+from tintformer.cli.evaluate.shared import threads_of
 from tintformer.errors import InputError, TintError
 from tintformer.experiments.processes import Group, together
 from tintformer.experiments.records import Store
@@ -64,7 +65,7 @@ def launched(launcher: list[str], *words: str) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=200)
+    out, err = process.communicate(timeout=300)
     return process.returncode, out, err
 
 
@@ -212,9 +213,10 @@ def test_any_error_is_told_by_the_others_in_one_line(error: Exception) -> None:
     assert str(error.args[-1]) in str(second)
 
 
-def test_processes_start_no_others(tmp_path: Path) -> None:
+def test_processes_start_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tintformer.experiments.processes.group", lambda: Group(0, 2))
     with pytest.raises(InputError, match="started 2 processes, each of which would start --jobs 3"):
-        Workers(Store(tmp_path), jobs=3, group=Group(0, 2))
+        threads_of(3)
 
 
 def test_a_launcher_that_is_not_there_is_told(place: Path) -> None:

@@ -78,8 +78,8 @@ class Group:
         except RuntimeError as error:
             self._over = True
             raise TintError(
-                f"another process of this run has gone, or has not answered for {PATIENCE.total_seconds() / 3600:g} hours; "
-                "give the same command again: what is done is kept"
+                f"another process of this run has gone, or has not answered within {PATIENCE}; give the same command "
+                "again: what is done is kept"
             ) from error
         return told
 
@@ -124,7 +124,7 @@ def together(processes: Group) -> Generator[None]:
     """Come to an end together: what fails in one process fails in all of them."""
     try:
         yield
-        processes.exchange(None, {"length": "over"})
+        processes.exchange(None, {"amount of work": "all"})
     except Exception as error:
         with suppress(TintError):  # what went wrong here matters more than that nobody listens
             processes.tell(error)

@@ -41,8 +41,9 @@ class Run:
         results: list[list[Any]] = []
         for experiment in self.experiments:
             results.append(do(experiment, crew))
-            for point in self.points(experiment, results[-1]) if log else ():
-                log(point)
+            if log is not None:
+                for point in self.points(experiment, results[-1]):
+                    log(point)
         return results
 
     def points(self, experiment: Any, results: Sequence[Any]) -> Iterator[Point]:

@@ -56,11 +56,7 @@ class Workers:
     ):
         self.store, self.jobs, self.progress, self.only_records = store, jobs, progress, only_records
         self.group = group or Group()
-        if jobs > 1 and self.group.size > 1:
-            raise InputError(
-                f"a launcher has started {self.group.size} processes, each of which would start --jobs {jobs}; leave "
-                "--jobs out, and have it start more"
-            )
+        assert jobs == 1 or self.group.size == 1, "units are shared out twice"
         self._pool: ProcessPoolExecutor | None = None
 
     def complete(self, experiment: Experiment, units: Sequence[Any]) -> list[dict[str, Any]]:
@@ -103,14 +99,14 @@ class Workers:
         missing = list(work)
         for start in range(0, len(missing), self.group.size):
             turn = missing[start : start + self.group.size]
-            mine = {
-                at: self._kept(identity, experiment.run(unit))
-                for at in turn[self.group.rank :][:1]
-                for unit, identity in [work[at]]
-            }
-            for results in self.group.exchange(mine, {"turn": start}):
-                for at, result in results.items():
-                    yield at, mine[at] if at in mine else self._kept(work[at][1], result)
+            mine = turn[self.group.rank] if self.group.rank < len(turn) else None
+            done = None
+            if mine is not None:
+                unit, identity = work[mine]
+                done = self._kept(identity, experiment.run(unit))
+            for at, result in zip(turn, self.group.exchange(done, {"turn": start}), strict=False):
+                assert result is not None, "a process has left out its unit"
+                yield at, result if at == mine else self._kept(work[at][1], result)
 
     def _in_pool(self, experiment: Experiment, work: Work) -> Done:
         """All of them to processes that are started here, in whatever order they finish."""

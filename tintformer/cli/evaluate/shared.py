@@ -89,7 +89,13 @@ def threads_of(jobs: int) -> int:
 
     from tintformer.experiments.processes import group
 
-    return group().exchange(max(1, torch.get_num_threads() // jobs), {"threads": "counted"})[0]
+    processes = group()
+    if jobs > 1 and processes.size > 1:
+        raise InputError(
+            f"a launcher has started {processes.size} processes, each of which would start --jobs {jobs}; leave --jobs "
+            "out, and have it start more"
+        )
+    return processes.exchange(max(1, torch.get_num_threads() // jobs), {"threads": "counted"})[0]
 
 
 def check_tasks(experiments: Sequence[InContextLearning]) -> None:
