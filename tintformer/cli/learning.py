@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -27,12 +27,16 @@ ONLY_ROTARY = "of them; shorten it, or give --beyond-context to see how far it g
 
 
 @contextmanager
-def plain_warnings() -> Generator[None]:
-    """Print each of the package's own warnings once, as one line; after an error, that line alone."""
+def plain_warnings(heard: Callable[[list[str]], list[str]] = lambda said: said) -> Generator[None]:
+    """Print each of the package's own warnings once, as one line; after an error, that line alone.
+
+    `heard` makes of what was said here what is to be printed.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", TintWarning)
         yield
-    for message in dict.fromkeys(str(each.message) for each in caught if issubclass(each.category, TintWarning)):
+    said = [str(each.message) for each in caught if issubclass(each.category, TintWarning)]
+    for message in dict.fromkeys(heard(said)):
         print(f"tint: warning: {message}", file=sys.stderr)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from tintformer.experiments.work import Workers
 from tintformer.files import whole_file
 
 if TYPE_CHECKING:
+    from tintformer.experiments.tables.points import Point
     from tintformer.experiments.tables.table import Table
 
 KINDS: dict[str, type[LanguageModelling | InContextLearning]] = {"lm": LanguageModelling, "icl": InContextLearning}
@@ -34,10 +35,24 @@ class Run:
     by_length: bool = False
     """Score label words by the mean over their tokens."""
 
-    def results(self, crew: Workers) -> list[list[Any]]:
-        """The results of each experiment; what has a record is not done again."""
+    def results(self, crew: Workers, log: Callable[[Point], None] | None = None) -> list[list[Any]]:
+        """The results of each experiment; what has a record is not done again. `log` hears of each when it is done."""
         do: Any = run_language if self.kind == "lm" else run_classification
-        return [do(experiment, crew) for experiment in self.experiments]
+        results: list[list[Any]] = []
+        for experiment in self.experiments:
+            results.append(do(experiment, crew))
+            if log is not None:
+                for point in self.points(experiment, results[-1]):
+                    log(point)
+        return results
+
+    def points(self, experiment: Any, results: Sequence[Any]) -> Iterator[Point]:
+        """What a tracker is told about the results of an experiment."""
+        from tintformer.experiments.tables.points import classification_points, language_points
+
+        if self.kind == "lm":
+            return language_points(experiment, results)
+        return classification_points(experiment, results, by_length=self.by_length)
 
     def num_units(self) -> int:
         """About how many units there are; how many rates are tried is known only afterwards."""

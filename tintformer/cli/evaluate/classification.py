@@ -19,6 +19,7 @@ from tintformer.cli.evaluate.shared import (
     Rate,
     Seeds,
     Tests,
+    Track,
     Tuning,
     carry_out,
     check_tasks,
@@ -63,6 +64,7 @@ def classification(
     engine: Engine = "fast",
     dtype: Dtype = "float32",
     jobs: Jobs = 1,
+    track: Track = None,
     json: Json = False,
 ) -> None:
     """Learn from demonstrations or from the test input itself, and choose a label word: accuracy by method."""
@@ -71,10 +73,10 @@ def classification(
     from tintformer.experiments.recipes import compared
     from tintformer.experiments.runs import Run
 
-    check_dtype(dtype)
-    if normalise not in (None, "length"):
-        raise InputError(f"--normalise {normalise!r} is unknown; it can be length")
-    with started():
+    with started(track):
+        check_dtype(dtype)
+        if normalise not in (None, "length"):
+            raise InputError(f"--normalise {normalise!r} is unknown; it can be length")
         chosen = names(tasks)
         base = InContextLearning(
             model=model,
@@ -106,7 +108,7 @@ def classification(
         what = [*(Path(name).stem for name in chosen), *names(variant), how, *names(settings.replace("/", "x"))]
         name = "-".join(["icl", Path(model).name, *what, *([protocol] if protocol != "tuned" else [])])
         run = Run(name=name, kind="icl", experiments=tuple(experiments), by_length=normalise == "length")
-        carry_out(run, output, jobs=jobs, json=json)
+        carry_out(run, output, jobs=jobs, json=json, track=track)
 
 
 def _location(data: Path | None, name: str, chosen: tuple[str, ...]) -> Path | None:

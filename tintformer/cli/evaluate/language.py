@@ -18,6 +18,7 @@ from tintformer.cli.evaluate.shared import (
     Output,
     Protocol,
     Rate,
+    Track,
     TuningBlocks,
     carry_out,
     names,
@@ -56,6 +57,7 @@ def language(
     seed: Annotated[int, typer.Option(help="Draws the blocks.")] = 0,
     dtype: Dtype = "float32",
     jobs: Jobs = 1,
+    track: Track = None,
     json: Json = False,
 ) -> None:
     """Train on the first share of each block of a text, and score the rest: perplexity by method and share.
@@ -67,8 +69,8 @@ def language(
     from tintformer.experiments.recipes import compared
     from tintformer.experiments.runs import Run
 
-    check_dtype(dtype)
-    with started():
+    with started(track):
+        check_dtype(dtype)
         experiment = LanguageModelling(
             model=model,
             data=texts,
@@ -89,4 +91,4 @@ def language(
         experiment = by_protocol(experiment, protocol)
         experiments = (experiment, *compared(experiment, names(compare)))
         run = Run(name=f"lm-{Path(model).name}-{Path(texts).stem}", kind="lm", experiments=experiments)
-        carry_out(run, output, jobs=jobs, json=json)
+        carry_out(run, output, jobs=jobs, json=json, track=track)

@@ -21,6 +21,7 @@ from tintformer.cli.evaluate.shared import (
     Rate,
     Seeds,
     Tests,
+    Track,
     Tuning,
     TuningBlocks,
     carry_out,
@@ -59,6 +60,7 @@ def table_lm(
     learning_rate: Rate = "auto",
     engine: Engine = "fast",
     jobs: Jobs = 1,
+    track: Track = None,
     json: Json = False,
 ) -> None:
     """The paper's table of perplexities: WikiText-103 with 30, 50, 70 and 90% of each block trained on."""
@@ -67,7 +69,7 @@ def table_lm(
     from tintformer.experiments.protocols import by_protocol
     from tintformer.experiments.runs import Run
 
-    with started():
+    with started(track):
         models = names(model) or recipes.TEXT_MODELS
         base = LanguageModelling(
             model=models[0],
@@ -84,7 +86,7 @@ def table_lm(
         base = by_protocol(base, protocol)
         experiments = recipes.table_lm(base, models) + recipes.compared(base, names(compare))
         run = Run(name=_name("table-lm", model, protocol), kind="lm", experiments=tuple(experiments))
-        carry_out(run, output, jobs=jobs, json=json)
+        carry_out(run, output, jobs=jobs, json=json, track=track)
 
 
 def table_icl(
@@ -101,20 +103,21 @@ def table_icl(
     learning_rate: Rate = "auto",
     engine: Engine = "fast",
     jobs: Jobs = 1,
+    track: Track = None,
     json: Json = False,
 ) -> None:
     """The paper's table of accuracies: seven tasks, without demonstrations and with 32, beside a larger model."""
     from tintformer.experiments import recipes
 
     others = names(compare) or (() if model else recipes.SIMILAR)
-    with started():
+    with started(track):
         base = _base(tasks, data, methods, seeds, tests, tuning, learning_rate, engine, jobs)
         models = names(model) or recipes.TASK_MODELS
 
         def build(task: InContextLearning) -> Sequence[InContextLearning]:
             return recipes.table_icl(task, models, others)
 
-        _carry_out(_name("table-icl", model, protocol), base, build, protocol, output, jobs, json)
+        _carry_out(_name("table-icl", model, protocol), base, build, protocol, output, jobs, json, track)
 
 
 def table_settings(
@@ -130,19 +133,20 @@ def table_settings(
     learning_rate: Rate = "auto",
     engine: Engine = "fast",
     jobs: Jobs = 1,
+    track: Track = None,
     json: Json = False,
 ) -> None:
     """The paper's table of settings: 32 demonstrations by loss, format, layers and steps."""
     from tintformer.experiments import recipes
 
-    with started():
+    with started(track):
         base = _base(tasks, data, methods, seeds, tests, tuning, learning_rate, engine, jobs)
         models = names(model) or recipes.TASK_MODELS
 
         def build(task: InContextLearning) -> Sequence[InContextLearning]:
             return recipes.table_settings(task, models)
 
-        _carry_out(_name("table-settings", model, protocol), base, build, protocol, output, jobs, json)
+        _carry_out(_name("table-settings", model, protocol), base, build, protocol, output, jobs, json, track)
 
 
 def _base(
@@ -186,6 +190,7 @@ def _carry_out(
     output: Path,
     jobs: int,
     json: bool,
+    track: str | None,
 ) -> None:
     from tintformer.experiments.protocols import by_protocol
     from tintformer.experiments.runs import Run
@@ -194,7 +199,7 @@ def _carry_out(
     rows = zip(*(build(task) for task in base), strict=True)
     experiments = tuple(by_protocol(experiment, protocol) for row in rows for experiment in row)
     check_tasks(experiments)
-    carry_out(Run(name=name, kind="icl", experiments=experiments), output, jobs=jobs, json=json)
+    carry_out(Run(name=name, kind="icl", experiments=experiments), output, jobs=jobs, json=json, track=track)
 
 
 def _name(recipe: str, models: str | None, protocol: str) -> str:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tintformer.cli.evaluate.tracking import check_tracker, tracking
 from tintformer.cli.learning import plain_warnings, quiet_libraries
 from tintformer.cli.output import print_json, print_table
-from tintformer.errors import InputError
+from tintformer.errors import InputError, TintError
 
 if TYPE_CHECKING:
     from tintformer.experiments.classification import InContextLearning
+    from tintformer.experiments.processes import Group
     from tintformer.experiments.runs import Run
     from tintformer.experiments.work import Progress
 
@@ -40,15 +42,40 @@ TuningBlocks = Annotated[int, typer.Option("--tuning", help="Blocks to choose th
 Seeds = Annotated[str, typer.Option(help="Each draws its own demonstrations.")]
 Tests = Annotated[int | None, typer.Option(help="Test examples of each task, as many of each label.")]
 Tuning = Annotated[int, typer.Option(help="Examples of the train pool that choose the rate, for each seed.")]
+Track = Annotated[
+    str | None,
+    typer.Option(
+        "--track", help="Tell a tracker of progress and results: trackio, wandb, tensorboard, or another of accelerate."
+    ),
+]
 OUTPUT = Path("tint-eval")
 
 
 @contextmanager
-def started() -> Generator[None]:
-    """What every experiment's command begins with: quiet libraries, and warnings of one line."""
-    with plain_warnings():
-        quiet_libraries()
-        yield
+def started(track: str | None = None) -> Generator[Group]:
+    """What every experiment's command begins with: quiet libraries, warnings of one line, and the launcher's processes.
+
+    Of several processes the first says what there is to say, also to the tracker.
+    """
+    from tintformer.experiments.processes import group, together
+
+    quiet_libraries()
+    processes = group()
+
+    def heard(said: list[str]) -> list[str]:
+        everybody = processes.exchange(said, {"warnings": "told"})
+        return [message for each in everybody for message in each] if processes.leads else []
+
+    try:
+        with together(processes), plain_warnings(heard):
+            if processes.leads:
+                check_tracker(track)
+            yield processes
+    except (TintError, OSError) as error:
+        if processes.leads:
+            raise
+        processes.wait_for_first()
+        raise typer.Exit(2) from error
 
 
 def names(text: str | None) -> tuple[str, ...]:
@@ -57,10 +84,18 @@ def names(text: str | None) -> tuple[str, ...]:
 
 
 def threads_of(jobs: int) -> int:
-    """The cores, divided among the processes."""
+    """The cores, divided among the processes; those of other machines take as many threads as the first one."""
     import torch
 
-    return max(1, torch.get_num_threads() // jobs)
+    from tintformer.experiments.processes import group
+
+    processes = group()
+    if jobs > 1 and processes.size > 1:
+        raise InputError(
+            f"a launcher has started {processes.size} processes, each of which would start --jobs {jobs}; leave --jobs "
+            "out, and have it start more"
+        )
+    return processes.exchange(max(1, torch.get_num_threads() // jobs), {"threads": "counted"})[0]
 
 
 def check_tasks(experiments: Sequence[InContextLearning]) -> None:
@@ -84,16 +119,25 @@ def numbers(option: str, text: str) -> tuple[float, ...]:
         raise InputError(f"{option} {text!r} must be numbers with commas between them, such as 0.3,0.5") from error
 
 
-def carry_out(run: Run, output: Path, *, jobs: int, json: bool) -> None:
+def carry_out(run: Run, output: Path, *, jobs: int, json: bool, track: str | None = None) -> None:
     """Do what is left of a run, and show and write its tables."""
+    from tintformer.experiments.processes import group
     from tintformer.experiments.records import Store
     from tintformer.experiments.work import workers
 
-    total = run.num_units()  # opens models and data: what is wrong with them is told before anything is written
-    run.save(output)
-    with counted(total) as progress, workers(Store(output / "records"), jobs=jobs, progress=progress) as crew:
-        results = run.results(crew)
-    show(run, results, output, json=json)
+    processes = group()
+    # Opens models and data: what is wrong with them, anywhere, is told before anything is written.
+    total, *_ = processes.exchange(run.num_units(), {"run": run.name})
+    with (
+        counted(total, shown=processes.leads) as bar,
+        tracking(track if processes.leads else None, run, output) as tracker,
+        workers(Store(output / "records"), jobs=jobs, progress=both(bar, tracker.count), group=processes) as crew,
+    ):
+        if processes.leads:
+            run.save(output)
+        results = run.results(crew, tracker.log)
+    if processes.leads:
+        show(run, results, output, json=json)
 
 
 def show(run: Run, results: Sequence[Sequence[Any]], output: Path, *, json: bool) -> None:
@@ -110,14 +154,24 @@ def show(run: Run, results: Sequence[Sequence[Any]], output: Path, *, json: bool
     print(f"wrote {', '.join(path.name for path in paths)} into {output}")
 
 
+def both(*heard: Progress) -> Progress:
+    """One that tells all of them."""
+
+    def progress(count: int) -> None:
+        for each in heard:
+            each(count)
+
+    return progress
+
+
 @contextmanager
-def counted(total: int) -> Generator[Progress]:
+def counted(total: int, *, shown: bool) -> Generator[Progress]:
     """A bar with the time that is left, by the number of units."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
     columns: tuple[Any, ...] = (TextColumn("units"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
         task = bar.add_task("units", total=total)
         yield lambda count: bar.advance(task, count)

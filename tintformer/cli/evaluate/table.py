@@ -21,7 +21,7 @@ def table(
     from tintformer.experiments.runs import join_runs, load_runs
     from tintformer.experiments.work import workers
 
-    with started(), workers(Store(directory / "records"), only_records=True) as crew:
-        runs = load_runs(directory)
+    with started() as processes, workers(Store(directory / "records"), only_records=True) as crew:
+        runs = load_runs(directory) if processes.leads else []
         for run in join_runs(runs) if together else runs:
             show(run, run.results(crew), directory, json=json)

@@ -63,9 +63,13 @@ def _how_rates_were_chosen(experiment: LanguageModelling) -> str:
 
 
 def _perplexity(result: LanguageResult) -> str:
-    losses = per_token(result)
-    perplexity = _exp(fmean(losses))
-    return f"{perplexity:.2f} ± {perplexity * standard_error(losses):.2f}"
+    value = perplexity(result)
+    return f"{value:.2f} ± {value * standard_error(per_token(result)):.2f}"
+
+
+def perplexity(result: LanguageResult) -> float:
+    """Per token, over all blocks."""
+    return _exp(fmean(per_token(result)))
 
 
 def _exp(nats: float) -> float:
@@ -106,7 +110,7 @@ def _detail(result: LanguageResult, results: Sequence[LanguageResult]) -> dict[s
         "rate": f"{result.rate:.3g}" if result.rate else "",
         "n": str(len(losses)),
         "nats per token": f"{fmean(losses):.4f} ± {standard_error(losses):.4f}",
-        "perplexity per token": f"{_exp(fmean(losses)):.2f}",
+        "perplexity per token": f"{perplexity(result):.2f}",
         "per word": f"{_exp(nats / result.words):.1f}" if result.words else "",
         "per byte": f"{_exp(nats / result.bytes):.3f}" if result.bytes else "",
         "gain": gain,
