@@ -1,7 +1,7 @@
 """The lm-evaluation-harness: a model that learns from every context, and the paper's tasks. It needs `lm-eval`.
 
-Importing this package makes the harness know the model `tint`. A task manager with `include_path=TASKS`
-knows the tasks.
+Importing this package makes the harness know the model `tint`. A task manager with
+`include_path=TASKS` knows the tasks.
 """
 
 from pathlib import Path

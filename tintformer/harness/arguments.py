@@ -48,15 +48,13 @@ class Arguments:
         if preset not in PRESETS:
             raise RuleError(f"preset={preset!r} is unknown; choose one of {', '.join(PRESETS)}")
         rule = PRESETS[preset](**{name: given[name] for name in knobs if name in given})
-        chosen = {name: given[name] for name in own if name in given}
-        for name in chosen.keys() & {"max_length", "batch_size"}:
-            chosen[name] = _count(name, chosen[name])
-        arguments = cls(rule=rule, **(chosen | {"pretrained": str(given["pretrained"])}))
-        arguments._check_dtype()
-        return arguments
+        chosen: dict[str, Any] = {name: given[name] for name in own if given.get(name) is not None}
+        for name, value in chosen.items():
+            chosen[name] = _count(name, value) if name in ("max_length", "batch_size") else str(value)
+        return cls(rule=rule, **chosen)
 
-    def _check_dtype(self) -> None:
-        dtype = getattr(torch, str(self.dtype), None)
+    def __post_init__(self) -> None:
+        dtype = getattr(torch, self.dtype, None)
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise InputError(f"dtype={self.dtype!r} is unknown; choose float32, float64 or bfloat16")
 
@@ -66,10 +64,8 @@ class Arguments:
         return "cpu" if wants_cuda and not torch.cuda.is_available() else self.device
 
 
-def _count(name: str, value: Any) -> int | None:
+def _count(name: str, value: Any) -> int:
     """A number of at least 1; the harness hands over its batch size as text."""
-    if value is None and name == "max_length":
-        return None
     if isinstance(value, bool) or not str(value).isdecimal() or int(value) < 1:
         raise InputError(f"{name}={value!r} must be a whole number of at least 1")
     return int(value)

@@ -64,7 +64,7 @@ class DescribedTask(ConfigurableTask):
         """The seed of the demonstrations, as `tint eval icl --seeds` means it."""
         self.seed = seed or 0
 
-    def fewshot_context(
+    def fewshot_context(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         doc: Any,
         num_fewshot: int,

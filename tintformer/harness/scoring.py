@@ -53,10 +53,8 @@ class Scorer:
         # Longest first: what does not fit into memory fails at once. One token teaches nothing and stays apart.
         contexts = sorted(following, key=lambda context: (len(context) == 1, -len(context)))
         asked = [self._fitted(context, tuple(following[context])) for context in contexts]
-        groups = list(self._groups(asked))
-        scores = [
-            each for group in tqdm(groups, desc="learning and scoring", disable=quiet) for each in self._of(group)
-        ]
+        bar = tqdm(list(self._groups(asked)), desc="learning and scoring", disable=True if quiet else None)
+        scores = [each for group in bar for each in self._of(group)]
         _warn(
             cut=sum(len(each.context) < len(context) for each, context in zip(asked, contexts, strict=True)),
             diverged=sum(each[0][0] == -math.inf for each in scores),
