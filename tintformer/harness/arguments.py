@@ -44,6 +44,8 @@ class Arguments:
             raise InputError("there is no model; give --model_args pretrained=MODEL,learning_rate=RATE")
         if "learning_rate" not in given:
             raise RuleError("learning_rate is missing in the model args; give one, or 0 for the model as it is")
+        if type(given["learning_rate"]) is int:  # the harness reads "0" as one
+            given = given | {"learning_rate": float(given["learning_rate"])}
         preset = given.get("preset", "default")
         if preset not in PRESETS:
             raise RuleError(f"preset={preset!r} is unknown; choose one of {', '.join(PRESETS)}")
