@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import ROOT
 from films import harness, save_reviews
 from lm_eval.api.registry import get_model
 
@@ -21,7 +24,7 @@ TINT = Path(sys.executable).parent / "tint"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(TINT), "lm-eval", *arguments], capture_output=True, text=True, timeout=300)
+    return subprocess.run([str(TINT), "lm-eval", *arguments], capture_output=True, text=True, timeout=600)
 
 
 def test_the_command_evaluates_and_writes_what_it_was_made_with(tmp_path: Path) -> None:
@@ -63,6 +66,18 @@ def test_help_is_quick_and_names_the_options_of_the_harness() -> None:
     assert done.returncode == 0
     for name in ("--data", "--tests", "--variant", "--model_args"):
         assert name in done.stdout
+
+
+def test_releases_that_read_an_entry_point_find_the_model() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["entry-points"]["lm_eval.models"] == {"tint": f"{TintLM.__module__}:{TintLM.__name__}"}
+
+
+def test_the_example_of_the_documentation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "harness.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    exec(compile(code.replace("path/to/tasks", str(save_reviews(tmp_path))), "harness.md", "exec"), {})
+    assert 0 <= float(capsys.readouterr().out) <= 1
 
 
 def test_importing_it_registers_it_beside_the_models_of_the_harness() -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -83,7 +83,9 @@ def test_the_simulator_is_the_same_model() -> None:
 @pytest.mark.parametrize("model", ["nano-llama", "nano-gpt2"])
 def test_with_nothing_learnt_it_is_the_model_of_the_harness(model: str) -> None:
     lm = make(model, 0)
-    theirs = HFLM(pretrained=tint.load(model, dtype=torch.float64).model, tokenizer=find_tokenizer(model), batch_size=2)
+    theirs: Any = cast(Any, HFLM)(
+        pretrained=tint.load(model, dtype=torch.float64).model, tokenizer=find_tokenizer(model), batch_size=2
+    )
     close(ask(lm), ask(theirs), 1e-5)
     text = [request("loglikelihood_rolling", CONTEXT)]
     assert lm.loglikelihood_rolling(text) == pytest.approx(theirs.loglikelihood_rolling(text), abs=1e-5)

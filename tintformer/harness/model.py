@@ -28,7 +28,6 @@ from tintformer.hf.model import TintForCausalLM
 from tintformer.text import find_tokenizer
 
 
-@register_model("tint")
 class TintLM(TemplateLM):
     """A model that learns from every context inside the pass."""
 
@@ -167,3 +166,6 @@ class TintLM(TemplateLM):
             "dtype": self.arguments.dtype,
             "max_length": self.max_length,
         }
+
+
+register_model("tint")(TintLM)  # as a decorator it would hide the type of the class
