@@ -148,3 +148,8 @@ def forward_pass(executor: Executor[X], auxiliary: Auxiliary) -> X:
     for block in (*auxiliary.blocks, auxiliary.final):
         x = run_without_tape(executor, block, x)
     return x
+
+
+def learn_and_read(executor: Executor[X], auxiliary: Auxiliary, rule: LearningRule, *, learn: bool) -> X:
+    """`train_in_the_pass`, or, where there is nothing to learn from, the forward pass alone."""
+    return train_in_the_pass(executor, auxiliary, rule) if learn else forward_pass(executor, auxiliary)

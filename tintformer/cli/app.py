@@ -7,7 +7,21 @@ from typing import Annotated
 import typer
 
 import tintformer
-from tintformer.cli import adapt, bench, build, demo, evaluate, fetch, inspect, models, params, report, run, verify
+from tintformer.cli import (
+    adapt,
+    bench,
+    build,
+    demo,
+    evaluate,
+    fetch,
+    inspect,
+    lm_eval,
+    models,
+    params,
+    report,
+    run,
+    verify,
+)
 
 app = typer.Typer(
     name="tint",
@@ -28,6 +42,7 @@ app.command("models")(models.models)
 app.command("fetch")(fetch.fetch)
 app.command("bench")(bench.bench)
 app.add_typer(evaluate.evaluate, name="eval")
+app.command("lm-eval", no_args_is_help=True, context_settings=lm_eval.PASS_ON)(lm_eval.lm_eval)
 
 
 def _print_version(wanted: bool) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 FLOAT = "$float"
 """The one key of the object that stands for NaN or an infinity, which JSON itself cannot write."""
-PRESENTATION = ("bench", "cli", "fetch", "report", "experiments/tables")
+PRESENTATION = ("bench", "cli", "fetch", "harness", "report", "experiments/tables")
 """Folders of the package that show numbers or bring files and decide no result: a change there leaves records valid."""
 _PROVENANCE = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
 

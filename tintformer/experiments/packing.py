@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, get_args
 from tintformer.errors import InputError
 from tintformer.experiments.prompts import Encoder, Question, Role, Scored
 from tintformer.experiments.tasks.task import Example
+from tintformer.experiments.tokens import common_start
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -157,10 +158,8 @@ def after_shared(sequences: Sequence[Packed]) -> tuple[Packed, ...]:
     predicts an answer stays in its segment, because nothing is predicted across the border of one.
     """
     first = sequences[0]
-    common = min(sequence.roles.index(Role.ANSWER) for sequence in sequences) - 1
-    for sequence in sequences[1:]:
-        while first.ids[:common] != sequence.ids[:common]:
-            common -= 1
+    answer = min(sequence.roles.index(Role.ANSWER) for sequence in sequences)
+    common = common_start([sequence.ids for sequence in sequences], answer - 1)
     rests = [(sequence.ids[common:], sequence.roles[common:]) for sequence in sequences]
     return (
         Packed(

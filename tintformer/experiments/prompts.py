@@ -14,7 +14,7 @@ from typing import Any
 
 from tintformer.errors import InputError
 from tintformer.experiments.tasks.task import Example, Prompt
-from tintformer.experiments.tokens import first_token, tokenise
+from tintformer.experiments.tokens import common_start, first_token, tokenise
 
 
 class Role(IntEnum):
@@ -188,9 +188,7 @@ def _aligned(found: list[Scored]) -> list[Scored]:
 
     Probabilities of answers can be compared only if they follow the same tokens.
     """
-    start = min(each.roles.index(Role.ANSWER) for each in found)
-    while any(each.ids[:start] != found[0].ids[:start] for each in found):
-        start -= 1
+    start = common_start([each.ids for each in found], min(each.roles.index(Role.ANSWER) for each in found))
     if start == 0:
         raise InputError(
             "nothing stands before the answer, so nothing predicts it; write a longer (calibration) prompt"

@@ -43,6 +43,13 @@ def tokenise(tokenizer: Any, texts: Sequence[str]) -> list[Tokens]:
     return [Tokens(tuple(ids), tuple(spans)) for ids, spans in pairs]
 
 
+def common_start(rows: Sequence[tuple[int, ...]], at_most: int) -> int:
+    """How many of their first tokens all rows have in common, `at_most` so many."""
+    while any(row[:at_most] != rows[0][:at_most] for row in rows):
+        at_most -= 1
+    return at_most
+
+
 def first_token(tokenizer: Any, bos: bool | None) -> int | None:
     """The token that begins a sequence, or none.
 

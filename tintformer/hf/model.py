@@ -207,6 +207,7 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, input_ids: Tensor, **kwargs: Any
     ) -> dict[str, Any]:
+        kwargs.pop("tokenizer", None)  # with stop strings, `generate` hands it on
         parent: Any = super()
         inputs: dict[str, Any] = parent.prepare_inputs_for_generation(input_ids, **kwargs)
         cache = inputs.get("past_key_values")

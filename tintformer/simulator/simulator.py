@@ -104,7 +104,7 @@ class Simulator(nn.Module):
         """Train every sequence on its own and read it; `remember` keeps what it takes to go on."""
         memory = Memory() if remember else None
         executor = SimulatorExecutor(self, batch, memory=memory)
-        x = walk.train_in_the_pass(executor, self.auxiliary, self.rule)
+        x = walk.learn_and_read(executor, self.auxiliary, self.rule, learn=bool(batch.scored.any()))
         return SimulatorContinuation(executor, memory, self._checked(x.data[:, 0]))
 
     def _checked(self, x: Tensor) -> Tensor:

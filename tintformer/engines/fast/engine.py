@@ -42,7 +42,7 @@ class FastEngine:
         """Train every sequence on its own and read it; `remember` keeps what it takes to go on."""
         memory = Memory() if remember else None
         executor = FastExecutor(self.auxiliary, self.rule, batch, dual=self.dual, memory=memory)
-        x = walk.train_in_the_pass(executor, self.auxiliary, self.rule)
+        x = walk.learn_and_read(executor, self.auxiliary, self.rule, learn=bool(batch.scored.any()))
         executor.check(x)
         return FastContinuation(executor, memory, x)
 

@@ -1,0 +1,51 @@
+"""`tint lm-eval`: the lm-evaluation-harness's own command line, with our model and tasks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tintformer.cli.evaluate.shared import started
+from tintformer.errors import InputError
+
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""How typer is told that what it does not know is for the harness."""
+
+
+def lm_eval(
+    context: typer.Context,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Examples of our tasks: a directory with one directory a task, or the one of a task."),
+    ] = None,
+    tests: Annotated[
+        int | None, typer.Option(help="Test examples of each of our tasks, as many of each label; default: 200.")
+    ] = None,
+    variant: Annotated[str | None, typer.Option(help="Another prompt of our tasks' descriptions.")] = None,
+) -> None:
+    """Run the lm-evaluation-harness with the model `tint`, which learns from every context, and the paper's tasks.
+
+    All other options are the harness's own: --model tint --model_args pretrained=MODEL,learning_rate=RATE
+    --tasks tint_sst2 --batch_size 8 --output_path DIR --log_samples, and more (`lm_eval run --help`).
+    """
+    if find_spec("lm_eval") is None:
+        raise InputError("lm-eval is not installed; pip install 'tintformer[eval]'")
+    with started():
+        from lm_eval.__main__ import cli_evaluate
+
+        from tintformer.harness import TASKS
+
+        given: dict[str, Any] = {"data": data and str(data), "tests": tests, "variant": variant}
+        settings = {name: value for name, value in given.items() if value is not None}
+        arguments = list(context.args)
+        if not any(argument.startswith("--include_path") for argument in arguments):
+            arguments += ["--include_path", str(TASKS)]
+        if settings:
+            arguments += ["--metadata", json.dumps(settings)]
+        sys.argv = ["lm_eval", *arguments]
+        cli_evaluate()
