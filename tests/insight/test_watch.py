@@ -51,9 +51,8 @@ def test_every_point_is_the_same_on_every_engine(name: str, rule: str, layers: i
         for point, value in expected.items():
             assert seen[point].shape == value.shape, point
             kept = slice(None) if ".update." in point.name else attended[:, : value.shape[1]]
-            torch.testing.assert_close(
-                seen[point][kept], value[kept], rtol=1e-8, atol=1e-8, msg=lambda m: f"{point}: {m}"
-            )
+            difference = (seen[point][kept] - value[kept]).abs().max()
+            assert float(difference) < 1e-8 * (1 + float(value[kept].abs().max())), (engine, point)
 
 
 @pytest.mark.parametrize("dual", [True, False], ids=["dual", "dense"])
@@ -238,12 +237,10 @@ def test_names_are_told_apart() -> None:
 
 def test_mistakes_are_told() -> None:
     sim, batch = tint.Tint(make_model("gpt2"), make_rule("default", layers=1)), make_batch()
-    with (
-        pytest.raises(tint.InputError, match=r"no hook point fits 'blocks.7.\*'; points\(\) lists"),
-        sim.watch("blocks.7.*"),
-    ):
+    nowhere = r"no hook point fits 'blocks.7.\*'; points\(\) lists"
+    with pytest.raises(tint.InputError, match=nowhere), sim.watch("blocks.7.*"):
         pass
-    with pytest.raises(tint.InputError, match="no hook point fits .* with when=2"), sim.watch("final.*", when=2):
+    with pytest.raises(tint.InputError, match=r"no hook point fits .* with when=2"), sim.watch("final.*", when=2):
         pass
     with (  # a block that is not trained has no gradient
         pytest.raises(tint.InputError, match="no hook point fits"),
