@@ -180,6 +180,26 @@ def test_a_gradient_that_is_stopped_teaches_nothing_behind_it(engine: str) -> No
     assert moved == {"transformer.ln_f.bias"}
 
 
+@pytest.mark.parametrize("engine", ["fast", "simulator"])
+def test_a_gradient_is_told_once_and_moves_what_it_is_replaced_by(engine: str) -> None:
+    """Backward and descent of an op work from the same answer."""
+    sim = tint.Tint(make_model("gpt2"), make_rule("default", steps=2), engine=engine)
+    batch, told = make_batch(), []
+
+    def stop(value: Tensor, point: tint.Point) -> Tensor:
+        told.append(point)
+        return torch.zeros_like(value)
+
+    with sim.hook("blocks.1.down.gradient", stop), sim.watch("blocks.1.*.update.*", "blocks.1.up.gradient") as seen:
+        call(sim, batch)
+    assert told == [(1, "blocks.1.down.gradient"), (2, "blocks.1.down.gradient")]
+    for step in (1, 2):
+        assert not seen[step, "blocks.1.up.gradient"].any()
+        for name in ("down.update.weight", "down.update.bias", "up.update.weight"):
+            assert not seen[step, f"blocks.1.{name}"].any(), name
+        assert seen[step, "blocks.1.output.update.weight"].any(), "the attention learns by the residual"
+
+
 def test_hooks_at_one_point_are_called_in_order() -> None:
     sim, batch = tint.Tint(make_model("gpt2"), make_rule("default")), make_batch()
     with (
