@@ -1,5 +1,5 @@
 # pyright: basic
-"""What the README and the quick start say works: their examples, and the commands they name."""
+"""What the README and the pages say works: their examples, and the commands they name."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from cases import make_model
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+INSIDE = (ROOT / "docs" / "interpretability.md").read_text(encoding="utf-8")
 QUICK_START = (ROOT / "docs" / "quick-start.md").read_text(encoding="utf-8")
 NOT_HERE = ("pip install .", "tint demo")
 """Blocks that are not run: the tests run in what is installed already, and tests/cli/test_commands.py runs the demo."""
@@ -52,6 +53,14 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert (tmp_path / "update.safetensors").exists()
     out = namespace["out"]
     assert float(out.loss) != float(out.loss_before)  # type: ignore[attr-defined]
+
+
+def test_the_page_on_looking_inside_runs() -> None:
+    namespace: dict[str, object] = {}
+    run_python(INSIDE, namespace, "interpretability.md")
+    sim = namespace["sim"]
+    named = re.findall(r"^\| `(blocks\.3\.[\w.]+)`", INSIDE, flags=re.MULTILINE)
+    assert len(named) == 5 and set(named) <= {point.name for point in sim.points()}  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow

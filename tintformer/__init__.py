@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from tintformer.hf.cache import TintCache
     from tintformer.hf.config import TintConfig
     from tintformer.hf.model import TintForCausalLM
+    from tintformer.insight.effects import Effect, Effects
+    from tintformer.insight.point import Point
+    from tintformer.insight.update import Update
     from tintformer.output import TintOutput
     from tintformer.rates import choose_rate
     from tintformer.rule.learning_rule import LearningRule
@@ -36,9 +39,12 @@ __version__ = "0.1.0"
 _HOMES = {
     "Auxiliary": "tintformer.auxiliary.description",
     "DivergenceError": "tintformer.errors",
+    "Effect": "tintformer.insight.effects",
+    "Effects": "tintformer.insight.effects",
     "InputError": "tintformer.errors",
     "LearningRule": "tintformer.rule.learning_rule",
     "LoadError": "tintformer.errors",
+    "Point": "tintformer.insight.point",
     "RuleError": "tintformer.errors",
     "Simulator": "tintformer.simulator.simulator",
     "Tint": "tintformer.tint",
@@ -50,6 +56,7 @@ _HOMES = {
     "TintWarning": "tintformer.errors",
     "Tuned": "tintformer.tuned",
     "UnsupportedModelError": "tintformer.errors",
+    "Update": "tintformer.insight.update",
     "build": "tintformer.simulator.simulator",
     "choose_rate": "tintformer.rates",
     "load": "tintformer.auxiliary.load",
@@ -59,9 +66,12 @@ _HOMES = {
 __all__ = [
     "Auxiliary",
     "DivergenceError",
+    "Effect",
+    "Effects",
     "InputError",
     "LearningRule",
     "LoadError",
+    "Point",
     "RuleError",
     "Simulator",
     "Tint",
@@ -73,6 +83,7 @@ __all__ = [
     "TintWarning",
     "Tuned",
     "UnsupportedModelError",
+    "Update",
     "build",
     "choose_rate",
     "load",

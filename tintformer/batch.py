@@ -187,6 +187,12 @@ class Batch:
         return result
 
     @cached_property
+    def num_reached(self) -> int:
+        """Tokens up to the last that a training target is predicted from: the loss depends on no later one."""
+        reached = self.scored.any(0).nonzero()
+        return int(reached[-1]) + 1 if len(reached) else 1
+
+    @cached_property
     def positions(self) -> Int[Tensor, "B T"]:
         """Position ids: the user's, or the distances; 0 for padding."""
         return self.distances if self.given_positions is None else self.given_positions * self.attended

@@ -12,6 +12,8 @@ from tintformer.auxiliary.load import load
 from tintformer.batch import Batch
 from tintformer.engines.engine import Engine
 from tintformer.errors import TintError
+from tintformer.insight.hooks import Hooks
+from tintformer.insight.watchable import Watchable
 from tintformer.output import Logits, TintOutput, positions_of
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.tuned import Tuned
@@ -25,7 +27,7 @@ ENGINES = {
 """Engines by name, imported when asked for."""
 
 
-class Tint:
+class Tint(Watchable):
     """An auxiliary model, a learning rule and an engine that runs them in one pass.
 
     `dual` is a knob of the fast engine, `construction` are those of the simulator (layout, stack, tie_blocks, ...).
@@ -77,6 +79,13 @@ class Tint:
         )
         result = self.engine.run(batch, logits_at=positions_of(logits, batch), before=before)
         return TintOutput.of(batch, result.after, result.before, result.updates)
+
+    @property
+    def hooks(self) -> Hooks:
+        hooks = getattr(self.engine, "hooks", None)
+        if hooks is None:
+            raise TintError("the oracle has no hook points: autograd runs it, not the walk; choose another engine")
+        return hooks
 
     def adapt(
         self,

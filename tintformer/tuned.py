@@ -6,7 +6,9 @@ import copy
 import hashlib
 import json
 import os
+from collections.abc import Set
 from dataclasses import asdict
+from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,15 +18,20 @@ from torch import Tensor, nn
 
 import tintformer
 from tintformer import walk
-from tintformer.auxiliary.description import Auxiliary
+from tintformer.auxiliary.description import Auxiliary, ops
 from tintformer.auxiliary.load import load
 from tintformer.auxiliary.ops import Weight
 from tintformer.batch import Batch
 from tintformer.engines.fast.engine import changes, predictions
 from tintformer.engines.fast.executor import FastExecutor
 from tintformer.engines.fast.updates import Factors, MatrixUpdate, Updates
-from tintformer.errors import LoadError, TintError
+from tintformer.errors import InputError, LoadError, TintError
 from tintformer.files import whole_file
+from tintformer.insight.effects import By, Effects, effects
+from tintformer.insight.hooks import Hooks
+from tintformer.insight.point import parameter_names
+from tintformer.insight.update import Update
+from tintformer.insight.watchable import Watchable
 from tintformer.output import Logits, TintOutput, positions_of
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.rule.movement import movable
@@ -32,11 +39,16 @@ from tintformer.rule.movement import movable
 FORMAT = "tintformer-update-1"
 
 
-class Tuned:
+class Tuned(Watchable):
     """An auxiliary with one update on top; the auxiliary itself is not changed."""
 
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule, updates: Updates):
         self.auxiliary, self.rule, self._updates = auxiliary, rule, updates
+        self._hooks = Hooks(auxiliary, rule, learns=False)
+
+    @property
+    def hooks(self) -> Hooks:
+        return self._hooks
 
     @classmethod
     def untrained(cls, auxiliary: Auxiliary) -> Tuned:
@@ -68,7 +80,7 @@ class Tuned:
             position_ids=position_ids,
         )
         executor = FastExecutor(self.auxiliary, self.rule, batch, updates=self._updates)
-        x = walk.forward_pass(executor, self.auxiliary)
+        x = walk.forward_pass(self.hooks.observed(executor, "after"), self.auxiliary)
         executor.check(x)
         after = predictions(executor, x, positions_of(logits, batch))
         return TintOutput.of(batch, after, None, lambda row: self.updates())
@@ -76,6 +88,72 @@ class Tuned:
     def updates(self) -> dict[str, Tensor]:
         """The change of every movable parameter: Hugging Face's names, shapes and orientation."""
         return changes(self.auxiliary, self.rule, self._updates, 0)
+
+    def update_views(self) -> dict[str, Update]:
+        """Everything that has moved, by op and parameter (`blocks.3.value.weight`): norms, singular values, ranks."""
+        return {
+            name: Update(name=name, weight=weight, change=change)
+            for name, weight in self._weights.items()
+            if (change := self._change(weight)) is not None
+        }
+
+    def only(self, *patterns: str) -> Tuned:
+        """With those updates alone whose names fit a pattern (`blocks.3.*`); without a pattern, with none."""
+        return self._with(self._fitting(patterns))
+
+    def without(self, *patterns: str) -> Tuned:
+        """With all updates but those whose names fit a pattern."""
+        return self._with(self.update_views().keys() - self._fitting(patterns))
+
+    def effects(
+        self,
+        input_ids: Tensor,
+        *,
+        by: By = "block",
+        score_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> Effects:
+        """What each part of the update does to the log-probability of the scored tokens, alone and on top of the rest.
+
+        `by` says what a part is: a "block", an "op" or a "parameter". Every part costs two scores of the sequences.
+        """
+
+        def losses(model: Tuned) -> Tensor:
+            return model.score(
+                input_ids,
+                score_mask=score_mask,
+                attention_mask=attention_mask,
+                segment_ids=segment_ids,
+                position_ids=position_ids,
+            ).token_loss
+
+        return effects(self, losses, by)
+
+    @property
+    def _weights(self) -> dict[str, Weight]:
+        """Every parameter of the auxiliary's ops by name, from the first block to the last."""
+        steps = chain(*self.auxiliary.blocks, self.auxiliary.final)
+        return {name: weight for op in ops(tuple(steps)) for weight, name in parameter_names(op).items()}
+
+    def _change(self, weight: Weight) -> MatrixUpdate | Tensor | None:
+        vector = self._updates.vectors.get(weight)
+        return self._updates.matrices.get(weight) if vector is None else vector[0]
+
+    def _fitting(self, patterns: tuple[str, ...]) -> set[str]:
+        fitting: set[str] = set()
+        for pattern in patterns:
+            found = {name for name in self.update_views() if fnmatchcase(name, pattern)}
+            if not found:
+                raise InputError(f"no update fits {pattern!r}; update_views() lists them all")
+            fitting |= found
+        return fitting
+
+    def _with(self, names: Set[str]) -> Tuned:
+        """The same model with some of the updates; tensors are shared."""
+        kept = {weight for name, weight in self._weights.items() if name in names}
+        return Tuned(self.auxiliary, self.rule, self._updates.of(kept))
 
     def generate(self, input_ids: Tensor, **options: Any) -> Tensor:
         """Continue sequences with the updated weights, by Hugging Face's own `generate` and its options."""

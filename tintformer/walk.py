@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from torch import Tensor
+
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.ops import Fork, Join, Op, Step
 from tintformer.rule.learning_rule import LearningRule
@@ -48,6 +50,19 @@ class Executor(Protocol[X]):
 
     def loss_gradient(self, x: X) -> X:
         """The gradient of the loss at the input of the head."""
+        ...
+
+
+@runtime_checkable
+class Readable(Executor[X], Protocol[X]):
+    """An executor whose streams can be read and written, so that it can be checked and looked into op by op."""
+
+    def plain(self, stream: X, /) -> Tensor:
+        """What a stream carries: `[B, T, width]`, or its first tokens where `training_part` has left out the rest."""
+        ...
+
+    def stream(self, tensor: Tensor, like: X, /) -> X:
+        """A stream of the form of `like` that carries `tensor` instead; `like` stays as it is."""
         ...
 
 

@@ -13,9 +13,10 @@ from torch import Tensor
 
 import tintformer as tint
 from tintformer.batch import Batch
+from tintformer.engines.reference import TensorExecutor
 from tintformer.errors import TintError
 from tintformer.verify.lockstep import Checked, ModuleError, compare, split_name
-from tintformer.verify.subject import CheckedFast, CheckedReference, find_subject
+from tintformer.verify.subject import CheckedFast, find_subject
 
 MODELS = ["gpt2", "opt-350m-kind", "llama-grouped", "qwen3", "bloom", "gptj"]
 
@@ -39,7 +40,7 @@ def wrong(errors: list[ModuleError], tolerance: float = 1e-9) -> set[tuple[int |
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("rule", ["default", "full"])
 def test_the_reference_agrees_with_itself_and_the_fast_engine_with_it(name: str, rule: str) -> None:
-    errors = run(CheckedReference, name, rule)
+    errors = run(TensorExecutor, name, rule)
     assert all(error.absolute == error.relative == 0 for error in errors)
     assert {error.phase for error in errors} == {"forward", "backward", "descent", "updated"}
     assert {error.layer for error in errors} == {0, 1, None}
@@ -54,7 +55,7 @@ def test_the_reference_agrees_with_itself_and_the_fast_engine_with_it(name: str,
 def test_the_simulator_agrees_with_the_reference(name: str) -> None:
     errors = run(find_subject("simulator").executor, name, "default")
     assert max(error.relative for error in errors) < 1e-11
-    reference = run(CheckedReference, name, "default")
+    reference = run(TensorExecutor, name, "default")
     assert [(e.layer, e.module, e.phase) for e in errors] == [(e.layer, e.module, e.phase) for e in reference]
     perturbed = run(find_subject("simulator", stack=3, tie_blocks=False).executor, name, steps=2)
     assert max(error.relative for error in perturbed if not error.by_difference) < 1e-11
@@ -67,7 +68,7 @@ def test_several_steps_and_the_top_block_alone() -> None:
     assert not [error for error in errors if error.layer == 0 and error.phase in ("backward", "descent")]
 
 
-class FourfoldBias(CheckedReference):
+class FourfoldBias(TensorExecutor):
     """The bias of the second feed-forward matrix moves as if each of four shards carried it."""
 
     def descend(self, op: Any, saved: Any, gradient: Tensor) -> None:
@@ -76,7 +77,7 @@ class FourfoldBias(CheckedReference):
             self.deltas[op.bias] = 4 * self.deltas[op.bias]
 
 
-class WrongSign(CheckedReference):
+class WrongSign(TensorExecutor):
     """One norm sends its gradient back with the sign of the paper's main text."""
 
     def backward(self, op: Any, saved: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -84,7 +85,7 @@ class WrongSign(CheckedReference):
         return (-1 * cast(Tensor, found[0]),) if op.name == "blocks.0.mlp_norm" else found
 
 
-class Unscaled(CheckedReference):
+class Unscaled(TensorExecutor):
     """One attention forgets to scale its scores."""
 
     def forward(self, op: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Any]:
@@ -94,12 +95,12 @@ class Unscaled(CheckedReference):
         return super().forward(op, inputs)
 
 
-class WrongHead(CheckedReference):
+class WrongHead(TensorExecutor):
     def loss_gradient(self, x: Tensor) -> Tensor:
         return 1.01 * super().loss_gradient(x)
 
 
-class WrongSum(CheckedReference):
+class WrongSum(TensorExecutor):
     """Gradients that meet at a fork of the second block are averaged; sums in the forward pass are right."""
 
     sums = 0
@@ -110,12 +111,12 @@ class WrongSum(CheckedReference):
         return total / 3 if len(terms) == 3 and self.sums == 1 else total
 
 
-class WrongEmbedding(CheckedReference):
+class WrongEmbedding(TensorExecutor):
     def embed(self) -> Tensor:
         return super().embed() + 1e-3
 
 
-class NotANumber(CheckedReference):
+class NotANumber(TensorExecutor):
     def forward(self, op: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Any]:
         y, saved = super().forward(op, inputs)
         return (torch.full_like(y, torch.nan) if op.name == "blocks.0.up" else y), saved
@@ -145,13 +146,13 @@ def test_numbers_of_an_error() -> None:
 
 
 def test_gradients_that_may_be_differences_are_marked() -> None:
-    marked = {error.module for error in run(CheckedReference, rule="paper") if error.by_difference}
+    marked = {error.module for error in run(TensorExecutor, rule="paper") if error.by_difference}
     assert marked == {"attention_norm", "mlp_norm", "activation", "final.norm"}
-    assert {error.module for error in run(CheckedReference) if error.by_difference} == {"attention"}
-    assert not [error for error in run(CheckedReference, rule="default") if error.by_difference]
+    assert {error.module for error in run(TensorExecutor) if error.by_difference} == {"attention"}
+    assert not [error for error in run(TensorExecutor, rule="default") if error.by_difference]
 
 
-class GarbageInPadding(CheckedReference):
+class GarbageInPadding(TensorExecutor):
     def plain(self, stream: Tensor) -> Tensor:
         return stream.masked_fill(~self.batch.attended[..., None], 7.0)
 
@@ -171,7 +172,7 @@ class BoxedExecutor:
     """The reference behind an opaque stream, as a constructed transformer would have it."""
 
     def __init__(self, *arguments: Any):
-        self.inner = CheckedReference(*arguments)
+        self.inner = TensorExecutor(*arguments)
 
     def embed(self) -> Boxed:
         return Boxed(self.inner.embed())
@@ -217,7 +218,7 @@ def test_who_satisfies_the_protocol() -> None:
     auxiliary = tint.load(make_model("gpt2"))
     ids = torch.tensor([[3, 4, 5, 6]])
     batch = Batch.of(auxiliary, ids, train_mask=ids < 6)
-    for executor in (CheckedReference, CheckedFast, BoxedExecutor):
+    for executor in (TensorExecutor, CheckedFast, BoxedExecutor):
         assert isinstance(executor(auxiliary, make_rule("default"), batch), Checked)
 
 

@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 import tintformer as tint
 from tintformer.cli.verify import verify as command
 from tintformer.engines.engine import EngineResult
-from tintformer.engines.reference import ReferenceEngine
+from tintformer.engines.reference import ReferenceEngine, TensorExecutor
 from tintformer.errors import TintError
 from tintformer.verify import settings as defaults
 from tintformer.verify.run import verify
 from tintformer.verify.settings import Settings
-from tintformer.verify.subject import CheckedReference, Subject, find_subject
+from tintformer.verify.subject import Subject, find_subject
 from tintformer.verify.tolerance import FLOAT32, FLOAT32_DIFFERENCES, FLOAT64, FLOAT64_DIFFERENCES, tolerance_for
 
 IDS = torch.tensor([[5, 9, 3, 17, 22, 8, 11, 4, 26, 7, 13, 19]])
@@ -65,7 +65,7 @@ def test_a_simulator_of_softmax_attentions_is_reported_and_not_judged() -> None:
         find_subject("fast", attention="softmax")
 
 
-class FourfoldBias(CheckedReference):
+class FourfoldBias(TensorExecutor):
     """The bias of the second feed-forward matrix moves as if each of four shards carried it."""
 
     def descend(self, op: Any, saved: Any, gradient: torch.Tensor) -> None:

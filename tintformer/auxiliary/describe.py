@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -79,22 +80,24 @@ class _Reader:
         before = self._norm(f"{prefix}.attention_norm", self._module(self.paths.attention_norm, block))
         between = self._norm(f"{prefix}.mlp_norm", self._module(self.paths.mlp_norm, block))
 
-        def residual(*branches: tuple[Step | None, ...]) -> Fork:
+        def residual(name: str, *branches: tuple[Step | None, ...]) -> Fork:
             kept = tuple(tuple(step for step in branch if step is not None) for branch in branches)
-            return Fork(branches=(RESIDUAL, *kept), join=Add(name=f"{prefix}.residual"))
+            return Fork(branches=(RESIDUAL, *kept), join=Add(name=f"{prefix}.{name}"))
+
+        around_attention, around_mlp = partial(residual, "attention_residual"), partial(residual, "mlp_residual")
 
         match self.family.order(self.config):
             case "pre_norm":
-                steps = residual((before, *attention)), residual((between, *feed_forward))
+                steps = around_attention((before, *attention)), around_mlp((between, *feed_forward))
             case "post_norm":
-                steps = residual(attention), before, residual(feed_forward), between
+                steps = around_attention(attention), before, around_mlp(feed_forward), between
             case "parallel":
-                steps = (residual((before, *attention), (between, *feed_forward)),)
+                steps = (residual("residual", (before, *attention), (between, *feed_forward)),)
             case "parallel_one_norm":
                 both = Fork(branches=(attention, feed_forward), join=Add(name=f"{prefix}.parallel"))
-                steps = (residual((before, both)),)
+                steps = (residual("residual", (before, both)),)
             case "normed_residual":
-                steps = before, residual(attention), between, residual(feed_forward)
+                steps = before, around_attention(attention), between, around_mlp(feed_forward)
         return tuple(step for step in steps if step is not None)
 
     def attention(self, block: nn.Module, layer: int) -> Fork:

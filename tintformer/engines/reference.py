@@ -17,6 +17,7 @@ from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.ops import Activation, Add, Attend, Join, Linear, Norm, Op, Product, Rotary, Weight
 from tintformer.batch import Batch
 from tintformer.engines.engine import EngineResult, compute_dtype, predict, to_parameters
+from tintformer.insight.hooks import Hooks
 from tintformer.rule import activation, attention, head, linear, norm
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.rule.movement import movable, moving
@@ -27,13 +28,14 @@ class ReferenceEngine:
 
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule):
         self.auxiliary, self.rule = auxiliary, rule
+        self.hooks = Hooks(auxiliary, rule)
 
     @torch.no_grad()
     def run(self, batch: Batch, *, logits_at: Bool[Tensor, "B T"] | None, before: bool) -> EngineResult:
         """Train every sequence on its own, then predict."""
         executor = TensorExecutor(self.auxiliary, self.rule, batch)
-        x_before = walk.forward_pass(executor, self.auxiliary) if before else None
-        x = walk.train_in_the_pass(executor, self.auxiliary, self.rule)
+        x_before = walk.forward_pass(self.hooks.observed(executor, "before"), self.auxiliary) if before else None
+        x = walk.train_in_the_pass(self.hooks.observed(executor, "below"), self.auxiliary, self.rule)
         return EngineResult(
             after=predict(batch, x, logits_at, executor.logits),
             before=None if x_before is None else predict(batch, x_before, logits_at, executor.logits),
@@ -66,6 +68,18 @@ class TensorExecutor:
             else torch.zeros_like(weight.read(), dtype=self.dtype)
             for weight in movable(self.rule, self.auxiliary)
         }
+
+    def changes_of(self, op: Op | Join) -> dict[Weight, Tensor]:
+        """How far the weights of an op have moved so far, `[B, ...]`."""
+        return {weight: self.deltas[weight] for weight in moving(self.rule, op) if weight in self.deltas}
+
+    def plain(self, stream: Tensor) -> Tensor:
+        """A stream as the auxiliary knows it."""
+        return stream
+
+    def stream(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """A stream that carries a value."""
+        return tensor.to(like.dtype)
 
     def training_part(self, x: Tensor) -> Tensor:
         return x

@@ -12,7 +12,7 @@ from torch import Tensor
 from tintformer.auxiliary.ops import Activation, Add, Attend, Join, Linear, Norm, Op, Product, Weight
 from tintformer.batch import Batch
 from tintformer.engines.memory import Memory
-from tintformer.rule.movement import movable
+from tintformer.rule.movement import movable, moving
 from tintformer.simulator.geometry import Cut
 from tintformer.simulator.modules.attention import Scene
 from tintformer.simulator.modules.head import Lesson
@@ -134,6 +134,16 @@ class SimulatorExecutor:
             for weight in wanted
         }
 
+    def changes_of(self, op: Op | Join) -> dict[Weight, Tensor]:
+        """How far the weights of an op have moved so far, `[B, ...]`."""
+        if op.name not in self.moved:
+            return {}
+        assert isinstance(op, Linear | Norm)
+        before = self.simulator.prefix_of(op)
+        assert before is not None
+        rows = [self.simulator.weights_in(op, tokens[None] - before) for tokens in self.moved[op.name]]
+        return {weight: torch.stack([row[weight] for row in rows]) for weight in moving(self.simulator.rule, op)}
+
     def plain(self, x: Tokens) -> Tensor:
         """A stream as the auxiliary knows it."""
         return x.plain()
@@ -150,9 +160,8 @@ class SimulatorExecutor:
 
     @cached_property
     def num_training(self) -> int:
-        """Tokens up to the last training target; nothing that is learnt depends on later ones."""
-        scored = self.batch.scored.any(0).nonzero()
-        return int(scored[-1]) + 2 if len(scored) else 1
+        """Tokens up to the last training target, itself included; nothing that is learnt depends on later ones."""
+        return min(self.batch.num_reached + 1, self.batch.input_ids.shape[1])
 
     @cached_property
     def lesson(self) -> Lesson:

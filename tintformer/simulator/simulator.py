@@ -18,6 +18,8 @@ from tintformer.engines.continuation import Continuation
 from tintformer.engines.engine import EngineResult, compute_dtype, predict, to_parameters
 from tintformer.engines.memory import Memory
 from tintformer.errors import DivergenceError, InputError
+from tintformer.insight.hooks import Hooks
+from tintformer.insight.watchable import Watchable
 from tintformer.output import Logits, TintOutput, positions_of
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator import checkpoint, prefix
@@ -46,7 +48,7 @@ def build(model: Any, rule: LearningRule, **construction: Any) -> Simulator:
     return Simulator(load(model), rule, Construction(**construction))
 
 
-class Simulator(nn.Module):
+class Simulator(nn.Module, Watchable):
     """Structure (constant maps, shared by the layers if tied) and the auxiliary's weights as prefix tokens.
 
     Called on token ids it trains the auxiliary inside the pass and predicts with it, as `Tint` does.
@@ -55,6 +57,7 @@ class Simulator(nn.Module):
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule, construction: Construction):
         super().__init__()
         self.auxiliary, self.rule, self.construction = auxiliary, rule, construction
+        self._hooks = Hooks(auxiliary, rule)
         self.dtype = compute_dtype(auxiliary.dtype)
         self.places: dict[str, Place] = {
             place.op.name: place for place in places(auxiliary, auxiliary_width(auxiliary))
@@ -74,6 +77,10 @@ class Simulator(nn.Module):
         self.to(device=auxiliary.device)
         self.eval()
 
+    @property
+    def hooks(self) -> Hooks:
+        return self._hooks
+
     # The pass.
 
     def forward(
@@ -91,8 +98,8 @@ class Simulator(nn.Module):
     def run(self, batch: Batch, *, logits_at: Bool[Tensor, "B T"] | None, before: bool) -> EngineResult:
         """Train every sequence on its own, then predict: the simulator as an engine."""
         executor = SimulatorExecutor(self, batch)
-        untrained = walk.forward_pass(executor, self.auxiliary) if before else None
-        x = walk.train_in_the_pass(executor, self.auxiliary, self.rule)
+        untrained = walk.forward_pass(self.hooks.observed(executor, "before"), self.auxiliary) if before else None
+        x = walk.train_in_the_pass(self.hooks.observed(executor, "below"), self.auxiliary, self.rule)
         return EngineResult(
             after=predict(batch, self._checked(x.data[:, 0]), logits_at, self.head),
             before=None if untrained is None else predict(batch, untrained.data[:, 0], logits_at, self.head),
@@ -104,7 +111,9 @@ class Simulator(nn.Module):
         """Train every sequence on its own and read it; `remember` keeps what it takes to go on."""
         memory = Memory() if remember else None
         executor = SimulatorExecutor(self, batch, memory=memory)
-        x = walk.learn_and_read(executor, self.auxiliary, self.rule, learn=bool(batch.scored.any()))
+        learn = bool(batch.scored.any())
+        observed = self.hooks.observed(executor, "below" if learn else "after")
+        x = walk.learn_and_read(observed, self.auxiliary, self.rule, learn=learn)
         return SimulatorContinuation(executor, memory, self._checked(x.data[:, 0]))
 
     def _checked(self, x: Tensor) -> Tensor:

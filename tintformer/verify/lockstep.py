@@ -22,7 +22,7 @@ from tintformer.batch import Batch
 from tintformer.engines.reference import TensorExecutor
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.rule.movement import moving
-from tintformer.walk import Executor
+from tintformer.walk import Readable
 
 X = TypeVar("X")
 Phase = Literal["forward", "backward", "descent", "updated"]
@@ -30,16 +30,8 @@ Phase = Literal["forward", "backward", "descent", "updated"]
 
 
 @runtime_checkable
-class Checked(Executor[X], Protocol[X]):
-    """An executor whose streams can be read and written, so that it can be checked op by op."""
-
-    def plain(self, stream: X, /) -> Tensor:
-        """What a stream carries: `[B, T, width]`, or its first tokens where `training_part` has left out the rest."""
-        ...
-
-    def stream(self, tensor: Tensor, like: X, /) -> X:
-        """A stream of the form of `like` that carries `tensor` instead; `like` stays as it is."""
-        ...
+class Checked(Readable[X], Protocol[X]):
+    """An executor that can be checked op by op."""
 
     def changes(self, row: int, /) -> dict[Weight, Tensor]:
         """How far every movable weight has moved in one sequence."""

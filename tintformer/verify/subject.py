@@ -56,24 +56,8 @@ def find_subject(name: str, **construction: Any) -> Subject:
     )
 
 
-class CheckedReference(TensorExecutor):
-    """The reference itself: its streams are plain tensors."""
-
-    def plain(self, stream: Tensor) -> Tensor:
-        return stream
-
-    def stream(self, tensor: Tensor, like: Tensor) -> Tensor:
-        return tensor
-
-
 class CheckedFast(FastExecutor):
-    """The fast engine's executor: plain tensors as well, cut to the tokens that training reaches."""
-
-    def plain(self, stream: Tensor) -> Tensor:
-        return stream
-
-    def stream(self, tensor: Tensor, like: Tensor) -> Tensor:
-        return tensor.to(like.dtype)
+    """The fast engine's executor, which otherwise knows its changes by weight and in all rows at once."""
 
     def changes(self, row: int) -> dict[Weight, Tensor]:
         found = {weight: self.updates.change(weight, row) for weight in movable(self.rule, self.auxiliary)}
@@ -92,6 +76,6 @@ def _simulator(auxiliary: Auxiliary, rule: LearningRule, batch: Batch, **constru
 EXECUTORS: dict[str, Callable[..., Checked[Any]]] = {
     "simulator": _simulator,
     "fast": CheckedFast,
-    "reference": CheckedReference,
+    "reference": TensorExecutor,
 }
 """What can be checked op by op, by the name of its engine."""

@@ -14,6 +14,7 @@ from tintformer.engines.engine import EngineResult, Predictions, predict, to_par
 from tintformer.engines.fast.executor import FastExecutor
 from tintformer.engines.fast.updates import Updates
 from tintformer.engines.memory import Memory
+from tintformer.insight.hooks import Hooks
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.rule.movement import movable
 
@@ -23,13 +24,14 @@ class FastEngine:
 
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule, *, dual: bool | None = None):
         self.auxiliary, self.rule, self.dual = auxiliary, rule, dual
+        self.hooks = Hooks(auxiliary, rule)
 
     @torch.no_grad()
     def run(self, batch: Batch, *, logits_at: Bool[Tensor, "B T"] | None, before: bool) -> EngineResult:
         """Train every sequence on its own, then predict."""
         executor = FastExecutor(self.auxiliary, self.rule, batch, dual=self.dual)
-        x_before = walk.forward_pass(executor, self.auxiliary) if before else None
-        x = walk.train_in_the_pass(executor, self.auxiliary, self.rule)
+        x_before = walk.forward_pass(self.hooks.observed(executor, "before"), self.auxiliary) if before else None
+        x = walk.train_in_the_pass(self.hooks.observed(executor, "below"), self.auxiliary, self.rule)
         executor.check(x)
         return EngineResult(
             after=predictions(executor, x, logits_at),
@@ -42,7 +44,9 @@ class FastEngine:
         """Train every sequence on its own and read it; `remember` keeps what it takes to go on."""
         memory = Memory() if remember else None
         executor = FastExecutor(self.auxiliary, self.rule, batch, dual=self.dual, memory=memory)
-        x = walk.learn_and_read(executor, self.auxiliary, self.rule, learn=bool(batch.scored.any()))
+        learn = bool(batch.scored.any())
+        observed = self.hooks.observed(executor, "below" if learn else "after")
+        x = walk.learn_and_read(observed, self.auxiliary, self.rule, learn=learn)
         executor.check(x)
         return FastContinuation(executor, memory, x)
 
@@ -50,7 +54,7 @@ class FastEngine:
     def adapt(self, batch: Batch) -> Updates:
         """One update from all sequences of the batch, their losses summed."""
         executor = FastExecutor(self.auxiliary, self.rule, batch, pooled=True)
-        walk.train(executor, self.auxiliary, self.rule)
+        walk.train(self.hooks.observed(executor, "below"), self.auxiliary, self.rule)
         executor.check_updates()
         return executor.updates
 

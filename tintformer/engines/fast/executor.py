@@ -53,8 +53,6 @@ class FastExecutor:
         self.dual, self.pooled, self.budget = dual, pooled, budget
         self.wide = torch.promote_types(auxiliary.dtype, torch.float32)
         self.scene = Scene(batch, self.wide, budget, memory=memory, start=start)
-        reached = batch.scored.any(0).nonzero()
-        self.num_reached = int(reached[-1]) + 1 if len(reached) else 1
         self.step = 0
         self.gradient_sums: dict[str, Tensor] = {}
         """Of the current step, by op: what is not finite there has diverged."""
@@ -76,7 +74,7 @@ class FastExecutor:
         return x
 
     def training_part(self, x: Tensor) -> Tensor:
-        return x[:, : self.num_reached]
+        return x[:, : self.batch.num_reached]
 
     def add(self, terms: Sequence[Tensor]) -> Tensor:
         total = terms[0] if len(terms) == 1 else terms[0] + terms[1]
@@ -133,6 +131,19 @@ class FastExecutor:
             else:
                 self._move_vector(weight, self._vector_gradient(op, weight, saved, gradient, total))
 
+    def changes_of(self, op: Op | Join) -> dict[Weight, Tensor]:
+        """How far the weights of an op have moved so far, `[R, ...]`."""
+        changes = {weight: self.updates.changes(weight) for weight in moving(self.rule, op)}
+        return {weight: change for weight, change in changes.items() if change is not None}
+
+    def plain(self, stream: Tensor) -> Tensor:
+        """A stream as the auxiliary knows it."""
+        return stream
+
+    def stream(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """A stream that carries a value."""
+        return tensor.to(like.dtype)
+
     def _vector_gradient(self, op: Op | Join, weight: Weight, saved: Any, gradient: Tensor, total: Tensor) -> Tensor:
         """The gradient of a bias or a scale, `[B, D]`."""
         if not isinstance(op, Norm):
@@ -187,12 +198,12 @@ class FastExecutor:
             dual = self.dual
             outputs, inputs = op.weight.read().shape
             if self.pooled:  # used again and again: what takes less room is also what reads faster
-                rank = self.rule.steps * int(self.batch.attended[:, : self.num_reached].sum())
+                rank = self.rule.steps * int(self.batch.attended[:, : self.batch.num_reached].sum())
                 dual = cost.smaller_as_factors(inputs, outputs, rank)
             elif dual is None:
                 tokens, steps = self.batch.input_ids.shape[1], self.rule.steps
                 dual = cost.prefers_dual(
-                    inputs, outputs, cost.Work(trained=self.num_reached, tokens=tokens, steps=steps)
+                    inputs, outputs, cost.Work(trained=self.batch.num_reached, tokens=tokens, steps=steps)
                 )
             self.updates.matrices[op.weight] = MatrixUpdate(dual=dual, keep=self.pooled or self.rule.steps > 1)
         return self.updates.matrices[op.weight]
@@ -200,8 +211,9 @@ class FastExecutor:
     def _linear(self, op: Linear, x: Tensor) -> Tensor:
         update = self.updates.matrices.get(op.weight)
         change = None if op.bias is None else self.updates.vectors.get(op.bias)
-        if update is None:
-            return self._shared_product(op, x)
+        if update is None:  # and yet the bias may have moved, if the update of the matrix alone is off
+            y = self._shared_product(op, x)
+            return y if change is None else (y + change[:, None]).to(y.dtype)
         if update.dual:
             y = self._shared_product(op, x)
             for factors in update.factors:

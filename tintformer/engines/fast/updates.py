@@ -6,6 +6,7 @@ I inputs, O outputs.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 import torch
@@ -74,6 +75,19 @@ class Updates:
         if weight in self.vectors:
             return self.vectors[weight][row]
         return self.matrices[weight].row(row) if weight in self.matrices else None
+
+    def changes(self, weight: Weight) -> Tensor | None:
+        """How far a weight has moved in every row; None if it has not."""
+        if weight in self.vectors:
+            return self.vectors[weight]
+        return self.matrices[weight].full() if weight in self.matrices else None
+
+    def of(self, weights: Container[Weight]) -> Updates:
+        """The changes of these weights alone."""
+        result = Updates()
+        result.matrices = {weight: update for weight, update in self.matrices.items() if weight in weights}
+        result.vectors = {weight: change for weight, change in self.vectors.items() if weight in weights}
+        return result
 
     def settled(self) -> Updates:
         """The same changes, in the form that serves many short passes best."""

@@ -1,0 +1,55 @@
+# pyright: basic
+"""The notebooks in `examples/`: they run from top to bottom as they stand, and what they claim holds."""
+
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+
+
+def code_cells(notebook: Any) -> list[Any]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def kinds(cell: Any) -> set[str]:
+    """What a cell has put out: names of streams, formats of results. A stream may come in any number of pieces."""
+    return {kind for output in cell.outputs for kind in ([output.name] if "name" in output else output.data)}
+
+
+def test_there_are_notebooks() -> None:
+    assert [path.name for path in NOTEBOOKS] == ["what_is_learnt.ipynb"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_saved_as_it_ran(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    cells = code_cells(notebook)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)), "run it from the top, then save"
+    assert path.stat().st_size < 300_000, "make the figures smaller"
+    assert not [cell.source for cell in cells if "stderr" in kinds(cell)], "a warning has been saved"
+    assert sum("image/png" in kinds(cell) for cell in cells) >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this environment and a directory of its own, offline; cells that assert are cells that may fail."""
+    for variable in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "MPLCONFIGDIR"):
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    notebook = nbformat.read(path, as_version=4)
+    saved = [kinds(cell) for cell in code_cells(notebook)]
+    client = NotebookClient(notebook, kernel_name="python3", timeout=300, resources={"metadata": {"path": tmp_path}})
+    client.execute(env=environment)
+    assert [kinds(cell) for cell in code_cells(notebook)] == saved
+    gains = ast.literal_eval(code_cells(notebook)[-1].outputs[-1].data["text/plain"])
+    assert len(gains) == 6 and min(gains.values()) > 0, "every block of the model gains"
