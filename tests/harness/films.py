@@ -16,7 +16,7 @@ from tintformer.experiments.classification import InContextLearning
 from tintformer.experiments.classification_run import Answers, run_classification
 from tintformer.experiments.records import Store
 from tintformer.experiments.work import workers
-from tintformer.harness import TASKS, TintLM
+from tintformer.harness import TASKS
 
 WORDS = (("a dull", "the tired", "a hollow and noisy"), ("a warm", "the witty", "a bright and tender"))
 THINGS = ("film .", "tale of a keeper of the lamp .", "comedy , from its first scene to its last .", "boat")
@@ -48,7 +48,7 @@ def manager(settings: dict[str, Any]) -> Any:
 
 
 def harness(
-    model: TintLM, settings: dict[str, Any], *, shots: int = 0, **options: Any
+    model: Any, settings: dict[str, Any], *, shots: int = 0, **options: Any
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Metrics and samples of SST-2 in the harness."""
     tasks = manager(settings).load(["tint_sst2"])

@@ -6,17 +6,20 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from conftest import SHARED
 from films import harness, manager, own_runner, save_reviews
+from lm_eval.models.huggingface import HFLM
 from tiny import save_model
 
+from tintformer.auxiliary.load import load
 from tintformer.errors import InputError
 from tintformer.experiments.classification_run import Answers
 from tintformer.experiments.tasks.description import read_task_description
 from tintformer.harness import TintLM
+from tintformer.text import find_tokenizer
 
 SEVEN = ("agnews", "amazon", "cr", "mpqa", "mr", "sst2", "subj")
 EXACT = 1e-9
@@ -88,6 +91,12 @@ def test_demonstrations_are_those_of_our_own_runner(method: str, reviews: Path, 
     lm = TintLM(pretrained="nano-llama", learning_rate=1e-4 if method == "tint" else 0, dtype="float64")
     found = harness(lm, {"data": str(reviews), "tests": 4}, shots=3)
     check_equal(own[method], *found, EXACT)
+
+
+def test_other_models_of_the_harness_run_the_tasks(reviews: Path, tmp_path: Path) -> None:
+    own = own_runner(tmp_path, model="nano-llama", task="sst2", location=reviews / "sst2", tests=6, rates=(1e-4,))
+    lm: Any = cast(Any, HFLM)(pretrained=load("nano-llama").model, tokenizer=find_tokenizer("nano-llama"))
+    check_equal(own["auxiliary"], *harness(lm, {"data": str(reviews), "tests": 6}), ROUNDING)
 
 
 def test_limit_takes_the_examples_of_a_smaller_run(reviews: Path, tmp_path: Path) -> None:

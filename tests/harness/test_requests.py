@@ -107,6 +107,8 @@ def test_a_context_that_is_too_long_loses_its_beginning(caplog: pytest.LogCaptur
     assert len(context) > 12
     close(ask(lm, PAIRS[:1]), [by_hand(lm, (context + continuation)[-13 : -len(continuation)], continuation)])
     assert "1 of 1 contexts were too long" in caplog.text
+    alone = ask(make(max_length=len(continuation)), PAIRS[:1])
+    close(alone, [by_hand(lm, context[-1:], continuation)])
     with pytest.raises(InputError, match="but max_length is 2"):
         ask(make(max_length=2), PAIRS[1:2])
 

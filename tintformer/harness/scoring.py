@@ -31,10 +31,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A context as it is learnt from, and the continuations that are scored after it."""
+    """A context, and the continuations that are scored after it."""
 
+    given: Ids
     context: Ids
+    """As much of it as there is room for."""
     continuations: tuple[Ids, ...]
+
+    @property
+    def teaches(self) -> bool:
+        """One token predicts none of its own."""
+        return len(self.context) > 1
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -50,43 +57,41 @@ class Scorer:
         following: dict[Ids, dict[Ids, None]] = {}
         for context, continuation in pairs:
             following.setdefault(context, {})[continuation] = None
-        # Longest first: what does not fit into memory fails at once. One token teaches nothing and stays apart.
-        contexts = sorted(following, key=lambda context: (len(context) == 1, -len(context)))
-        asked = [self._fitted(context, tuple(following[context])) for context in contexts]
-        bar = tqdm(list(self._groups(asked)), desc="learning and scoring", disable=True if quiet else None)
-        scores = [each for group in bar for each in self._of(group)]
+        asked = [self._fitted(context, tuple(continuations)) for context, continuations in following.items()]
+        found: dict[tuple[Ids, Ids], Score] = {}
+        for group in tqdm(self._groups(asked), desc="learning and scoring", disable=True if quiet else None):
+            for each, scores in zip(group, self._group(group), strict=True):
+                found |= {(each.given, ids): score for ids, score in zip(each.continuations, scores, strict=True)}
         _warn(
-            cut=sum(len(each.context) < len(context) for each, context in zip(asked, contexts, strict=True)),
-            diverged=sum(each[0][0] == -math.inf for each in scores),
-            total=len(contexts),
+            cut=sum(len(each.context) < len(each.given) for each in asked),
+            diverged=sum(found[each.given, each.continuations[0]][0] == -math.inf for each in asked),
+            total=len(asked),
         )
-        found = {
-            (context, ids): score
-            for context, each, given in zip(contexts, asked, scores, strict=True)
-            for ids, score in zip(each.continuations, given, strict=True)
-        }
         return [found[pair] for pair in pairs]
-
-    def _groups(self, asked: Sequence[Asked]) -> Iterator[Sequence[Asked]]:
-        learning = sum(len(each.context) > 1 for each in asked)
-        for part in (asked[:learning], asked[learning:]):
-            yield from (part[start : start + self.batch_size] for start in range(0, len(part), self.batch_size))
 
     def _fitted(self, context: Ids, continuations: tuple[Ids, ...]) -> Asked:
         """A context that is too long loses its beginning; the last token of a continuation is never read."""
-        room = self.max_length + 1 - max(map(len, continuations))
-        if room < 1:
-            longest = max(map(len, continuations))
+        longest = max(map(len, continuations))
+        if longest > self.max_length:
             raise InputError(f"a continuation has {longest} tokens, but max_length is {self.max_length}")
-        return Asked(context=context[-room:], continuations=continuations)
+        kept = context[-(self.max_length + 1 - longest) :]
+        return Asked(given=context, context=kept, continuations=continuations)
 
-    def _of(self, asked: Sequence[Asked]) -> list[list[Score]]:
+    def _groups(self, asked: Sequence[Asked]) -> list[Sequence[Asked]]:
+        """What runs together, of like lengths; the longest first, so that what needs too much memory fails at once."""
+        ordered = sorted(asked, key=lambda each: -len(each.context))
+        parts = [each for each in ordered if each.teaches], [each for each in ordered if not each.teaches]
+        size = self.batch_size
+        return [part[start : start + size] for part in parts for start in range(0, len(part), size)]
+
+    def _group(self, asked: Sequence[Asked]) -> list[list[Score]]:
+        """The scores of each; where learning diverges, all that follows is impossible."""
         try:
             return self._batch(asked)
         except DivergenceError:
             if len(asked) == 1:
                 return [[(-math.inf, False)] * len(asked[0].continuations)]
-            return [scores for each in asked for scores in self._of([each])]  # the others may be well
+            return [scores for each in asked for scores in self._group([each])]  # the others may be well
 
     def _batch(self, asked: Sequence[Asked]) -> list[list[Score]]:
         longer = any(len(ids) > 1 for each in asked for ids in each.continuations)
@@ -105,9 +110,9 @@ class Scorer:
         """Contexts with padding on the left, so that the last tokens stand in one place."""
         ids, attended = padded([each.context for each in asked], left=True)
         auxiliary = self.engine.auxiliary
-        if self.engine.rule.learning_rate == 0 or max(len(each.context) for each in asked) == 1:
-            return Batch.to_score(auxiliary, ids, attention_mask=attended)
-        return Batch.of(auxiliary, ids, train_mask=attended, attention_mask=attended)
+        if self.engine.rule.learning_rate > 0 and asked[0].teaches:
+            return Batch.of(auxiliary, ids, train_mask=attended, attention_mask=attended)
+        return Batch.to_score(auxiliary, ids, attention_mask=attended)
 
 
 def _read(state: Continuation, logits: Tensor, rows: Sequence[Ids]) -> list[Score]:
