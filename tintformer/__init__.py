@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tintformer.hf.config import TintConfig
     from tintformer.hf.model import TintForCausalLM
     from tintformer.output import TintOutput
+    from tintformer.planning.estimate import Plan, plan
     from tintformer.rates import choose_rate
     from tintformer.rule.learning_rule import LearningRule
     from tintformer.simulator.accounting import parameters
@@ -39,6 +40,7 @@ _HOMES = {
     "InputError": "tintformer.errors",
     "LearningRule": "tintformer.rule.learning_rule",
     "LoadError": "tintformer.errors",
+    "Plan": "tintformer.planning.estimate",
     "RuleError": "tintformer.errors",
     "Simulator": "tintformer.simulator.simulator",
     "Tint": "tintformer.tint",
@@ -54,6 +56,7 @@ _HOMES = {
     "choose_rate": "tintformer.rates",
     "load": "tintformer.auxiliary.load",
     "parameters": "tintformer.simulator.accounting",
+    "plan": "tintformer.planning.estimate",
 }
 
 __all__ = [
@@ -62,6 +65,7 @@ __all__ = [
     "InputError",
     "LearningRule",
     "LoadError",
+    "Plan",
     "RuleError",
     "Simulator",
     "Tint",
@@ -77,6 +81,7 @@ __all__ = [
     "choose_rate",
     "load",
     "parameters",
+    "plan",
 ]
 
 

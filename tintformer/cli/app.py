@@ -7,7 +7,21 @@ from typing import Annotated
 import typer
 
 import tintformer
-from tintformer.cli import adapt, bench, build, demo, evaluate, fetch, inspect, models, params, report, run, verify
+from tintformer.cli import (
+    adapt,
+    bench,
+    build,
+    demo,
+    evaluate,
+    fetch,
+    inspect,
+    models,
+    params,
+    plan,
+    report,
+    run,
+    verify,
+)
 
 app = typer.Typer(
     name="tint",
@@ -22,6 +36,7 @@ app.command("report")(report.report)
 app.command("adapt")(adapt.adapt)
 app.command("build")(build.build)
 app.command("params")(params.params)
+app.command("plan")(plan.plan)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
 app.command("models")(models.models)

@@ -20,11 +20,11 @@ _FREQUENCIES = ("rope_parameters", "rope_scaling", "rope_theta", "rotary_emb_bas
 _CODE = ("auto_map", "custom_pipelines", "trust_remote_code")
 
 
-def check_settings(settings: dict[str, Any]) -> None:
-    """Refuse code and sizes that no supported model has."""
+def check_settings(settings: dict[str, Any], place: str = "auxiliary.") -> None:
+    """Refuse code and sizes that no supported model has; `place` says where they stand."""
     for key in _CODE:
         if key in settings:
-            raise LoadError(f"auxiliary.{key} asks for code out of the model's directory; none is run: remove it")
+            raise LoadError(f"{place}{key} asks for code out of the model's directory; none is run: remove it")
     for key, value in settings.items():
         if key in _FREQUENCIES:
             continue
@@ -33,7 +33,7 @@ def check_settings(settings: dict[str, Any]) -> None:
         numbers = [abs(number) for number in _numbers(value)]
         largest = sum(numbers) if repeated else max(numbers, default=0)
         if largest > most:
-            raise LoadError(f"auxiliary.{key} asks for {largest}: more than {most} is no model of these families")
+            raise LoadError(f"{place}{key} asks for {largest}: more than {most} is no model of these families")
 
 
 def _numbers(value: Any) -> Iterator[int]:

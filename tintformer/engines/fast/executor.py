@@ -207,11 +207,15 @@ class FastExecutor:
             for factors in update.factors:
                 y = factors.add_forward(y, x, with_bias=change is not None)
             return y
-        matrices = update.matrix(op.weight.read())
+        matrices = self.formed(op, update)
         y = x @ (matrices.mT if len(matrices) == len(x) else matrices[0].mT)
         if op.bias is not None:
             y += op.bias.read() if change is None else (op.bias.read() + change)[:, None]
         return y
+
+    def formed(self, op: Linear, update: MatrixUpdate) -> Float[Tensor, "R O I"]:
+        """The updated matrix."""
+        return update.matrix(op.weight.read())
 
     def _shared_product(self, op: Linear, x: Tensor) -> Tensor:
         """W x + b for the whole batch at once; fused projections are multiplied once for all their parts."""
@@ -235,7 +239,7 @@ class FastExecutor:
         if update is None:
             return dy @ op.weight.read()
         if not update.dual:
-            matrices = update.matrix(op.weight.read())
+            matrices = self.formed(op, update)
             return dy @ (matrices if len(matrices) == len(dy) else matrices[0])
         dx = dy @ op.weight.read()
         for factors in update.factors:
