@@ -7,7 +7,7 @@ id -1 marks leading tokens that every segment sees (a shared BOS).
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import torch
@@ -135,7 +135,7 @@ class Batch:
         """Some of the sequences, in any order, and the first tokens of them."""
 
         def part(value: Tensor) -> Tensor:
-            return value[:, :tokens] if rows is None else value[:, :tokens].index_select(0, rows)
+            return value[:, :tokens] if rows is None else value[:, :tokens].index_select(0, rows.to(value.device))
 
         return Batch(
             input_ids=part(self.input_ids),
@@ -146,6 +146,19 @@ class Batch:
             evaluate=part(self.evaluate),
             given_positions=None if self.given_positions is None else part(self.given_positions),
         )
+
+    def on(self, device: torch.device) -> Batch:
+        """The same sequences on another device; copied there once."""
+        if device == self.input_ids.device or device.type == "meta":  # nothing is computed there, only foreseen
+            return self
+        if device not in self._copies:
+            own = {field.name: getattr(self, field.name) for field in fields(self)}
+            self._copies[device] = Batch(**{name: None if x is None else x.to(device) for name, x in own.items()})
+        return self._copies[device]
+
+    @cached_property
+    def _copies(self) -> dict[torch.device, Batch]:
+        return {}
 
     @cached_property
     def targets(self) -> Int[Tensor, "B T"]:

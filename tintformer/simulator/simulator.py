@@ -54,6 +54,7 @@ class Simulator(nn.Module):
 
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule, construction: Construction):
         super().__init__()
+        auxiliary.require_one_device("the simulator")
         self.auxiliary, self.rule, self.construction = auxiliary, rule, construction
         self.dtype = compute_dtype(auxiliary.dtype)
         self.places: dict[str, Place] = {

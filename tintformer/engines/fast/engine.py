@@ -84,8 +84,9 @@ def predictions(
     batch = executor.batch
     if logits_at is not None:
         return predict(batch, x, logits_at, executor.logits)
-    losses = executor.losses(x[batch.evaluates], batch.targets[batch.evaluates])
-    return Predictions(losses=losses, logits=None)
+    here = batch.on(x.device)
+    losses = executor.losses(x[here.evaluates], here.targets[here.evaluates])
+    return Predictions(losses=losses.to(batch.input_ids.device), logits=None)
 
 
 def changes(auxiliary: Auxiliary, rule: LearningRule, updates: Updates, row: int) -> dict[str, Tensor]:

@@ -156,4 +156,4 @@ class MatrixUpdate:
 
 def _rows(x: Tensor, rows: Tensor) -> Tensor:
     """Rows in a new order; what all sequences share stays as it is."""
-    return x if len(x) == 1 and len(rows) > 1 else x.index_select(0, rows)
+    return x if len(x) == 1 and len(rows) > 1 else x.index_select(0, rows.to(x.device))
