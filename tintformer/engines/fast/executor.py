@@ -212,10 +212,10 @@ class FastExecutor:
                 y = factors.add_forward(y, x, with_bias=change is not None)
             return y
         matrices = self.formed(op, update)
-        y = x @ (matrices.mT if len(matrices) == len(x) else matrices[0].mT)
+        y = x.to(matrices.dtype) @ (matrices.mT if len(matrices) == len(x) else matrices[0].mT)
         if op.bias is not None:
             y += op.bias.read() if change is None else (op.bias.read() + change)[:, None]
-        return y
+        return y.to(x.dtype)
 
     def formed(self, op: Linear, update: MatrixUpdate) -> Float[Tensor, "R O I"]:
         """The updated matrix."""
@@ -244,7 +244,7 @@ class FastExecutor:
             return dy @ op.weight.read()
         if not update.dual:
             matrices = self.formed(op, update)
-            return dy @ (matrices if len(matrices) == len(dy) else matrices[0])
+            return (dy.to(matrices.dtype) @ (matrices if len(matrices) == len(dy) else matrices[0])).to(dy.dtype)
         dx = dy @ op.weight.read()
         for factors in update.factors:
             dx = factors.add_backward(dx, dy)
