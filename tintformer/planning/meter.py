@@ -68,6 +68,8 @@ class Meter(TorchDispatchMode):
         if any(isinstance(each, Tensor) and each.is_meta for each in args):
             if func is aten._local_scalar_dense.default:
                 return True  # only ever asked whether all is finite
+            if func is aten._to_copy.default:
+                kwargs = {**kwargs, "device": torch.device("meta")}  # back to the sequences, which are real
             if func in _INDEXING:
                 args = (args[0], _places(args[1]), *args[2:])
             args = tuple(_without_data(each) for each in args)
