@@ -34,7 +34,7 @@ def spread(model: Any) -> Any:
     return copy
 
 
-def run(model: Any, engine: str = "fast", **options: Any) -> tint.TintOutput:
+def run(model: Any, engine: str = "fast", **options: Any) -> Any:
     return tint.Tint(model, RULE, engine=engine)(IDS, train_mask=TRAIN, attention_mask=ATTENDED, before=True, **options)
 
 
