@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tintformer.insight.point import Point
     from tintformer.insight.update import Update
     from tintformer.output import TintOutput
+    from tintformer.planning.estimate import Plan, plan
     from tintformer.rates import choose_rate
     from tintformer.rule.learning_rule import LearningRule
     from tintformer.simulator.accounting import parameters
@@ -45,6 +46,7 @@ _HOMES = {
     "LearningRule": "tintformer.rule.learning_rule",
     "LoadError": "tintformer.errors",
     "Point": "tintformer.insight.point",
+    "Plan": "tintformer.planning.estimate",
     "RuleError": "tintformer.errors",
     "Simulator": "tintformer.simulator.simulator",
     "Tint": "tintformer.tint",
@@ -61,6 +63,7 @@ _HOMES = {
     "choose_rate": "tintformer.rates",
     "load": "tintformer.auxiliary.load",
     "parameters": "tintformer.simulator.accounting",
+    "plan": "tintformer.planning.estimate",
 }
 
 __all__ = [
@@ -71,6 +74,7 @@ __all__ = [
     "InputError",
     "LearningRule",
     "LoadError",
+    "Plan",
     "Point",
     "RuleError",
     "Simulator",
@@ -88,6 +92,7 @@ __all__ = [
     "choose_rate",
     "load",
     "parameters",
+    "plan",
 ]
 
 

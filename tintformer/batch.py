@@ -7,6 +7,7 @@ id -1 marks leading tokens that every segment sees (a shared BOS).
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -135,17 +136,33 @@ class Batch:
         """Some of the sequences, in any order, and the first tokens of them."""
 
         def part(value: Tensor) -> Tensor:
-            return value[:, :tokens] if rows is None else value[:, :tokens].index_select(0, rows)
+            return value[:, :tokens] if rows is None else value[:, :tokens].index_select(0, rows.to(value.device))
 
+        return self._with(part)
+
+    def on(self, device: torch.device) -> Batch:
+        """The same sequences on another device; copied there once."""
+        if device == self.input_ids.device or device.type == "meta":  # nothing is computed there, only foreseen
+            return self
+        if device not in self._copies:
+            self._copies[device] = self._with(lambda value: value.to(device))
+        return self._copies[device]
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """The batch with each of its tensors changed alike."""
         return Batch(
-            input_ids=part(self.input_ids),
-            attended=part(self.attended),
-            segments=part(self.segments),
-            train=part(self.train),
-            loss=part(self.loss),
-            evaluate=part(self.evaluate),
-            given_positions=None if self.given_positions is None else part(self.given_positions),
+            input_ids=change(self.input_ids),
+            attended=change(self.attended),
+            segments=change(self.segments),
+            train=change(self.train),
+            loss=change(self.loss),
+            evaluate=change(self.evaluate),
+            given_positions=None if self.given_positions is None else change(self.given_positions),
         )
+
+    @cached_property
+    def _copies(self) -> dict[torch.device, Batch]:
+        return {}
 
     @cached_property
     def targets(self) -> Int[Tensor, "B T"]:

@@ -21,6 +21,7 @@ from tintformer import walk
 from tintformer.auxiliary.description import Auxiliary, ops
 from tintformer.auxiliary.load import load
 from tintformer.auxiliary.ops import Weight
+from tintformer.auxiliary.placement import placed
 from tintformer.batch import Batch
 from tintformer.engines.fast.engine import changes, predictions
 from tintformer.engines.fast.executor import FastExecutor
@@ -169,12 +170,17 @@ class Tuned(Watchable):
         nothing has moved, which saves their memory but must not be trained.
         """
         model = self.auxiliary.model
+        if any(parameter.is_meta for parameter in model.parameters()):
+            raise TintError(
+                f"parts of {self.auxiliary.name} are offloaded, and a Hugging Face model needs its updated weights in "
+                "memory; score() works, or load it with a device_map that offloads nothing"
+            )
         tensors = chain(model.parameters(), model.buffers()) if share else ()
         result = copy.deepcopy(model, memo={id(tensor): tensor for tensor in tensors})
         for name, change in self.updates().items():
             module, _, attribute = name.rpartition(".")
             parent, old = result.get_submodule(module), result.get_parameter(name)
-            setattr(parent, attribute, nn.Parameter(old + change.to(old.dtype), requires_grad=old.requires_grad))
+            setattr(parent, attribute, nn.Parameter(old + change.to(old), requires_grad=old.requires_grad))
         return result.eval()
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -225,18 +231,18 @@ class Tuned(Watchable):
         updates = Updates()
         for key, weight in _keys(auxiliary, rule).items():
             if f"{key}|vector" in tensors:
-                updates.vectors[weight] = tensors[f"{key}|vector"].to(auxiliary.device)
+                updates.vectors[weight] = tensors[f"{key}|vector"].to(weight.home)
             delta = tensors.get(f"{key}|delta")
             factors = [
                 Factors(
-                    tensors[f"{key}|x{number}"].to(auxiliary.device),
-                    tensors[f"{key}|g{number}"].to(auxiliary.device),
+                    tensors[f"{key}|x{number}"].to(weight.home),
+                    tensors[f"{key}|g{number}"].to(weight.home),
                     rate,
                 )
                 for number, rate in enumerate(_in_order(rates, key))
             ]
             if delta is not None or factors:
-                delta = None if delta is None else delta.to(auxiliary.device)
+                delta = None if delta is None else delta.to(weight.home)
                 updates.matrices[weight] = MatrixUpdate(dual=delta is None, keep=True, factors=factors, delta=delta)
         return cls(auxiliary, rule, updates)
 
@@ -271,8 +277,11 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 def base_hash(auxiliary: Auxiliary) -> str:
     """SHA-256 of all parameters of the base: names, types, shapes and bytes."""
     digest = hashlib.sha256()
-    for name, parameter in auxiliary.model.named_parameters():
-        tensor = parameter.detach().cpu().contiguous()
+    tied = {data.data_ptr(): name for name, (data, _) in reversed(placed(auxiliary.model).items())}
+    for name, (data, _) in placed(auxiliary.model).items():
+        if tied[data.data_ptr()] != name:  # once, under its first name
+            continue
+        tensor = data.cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.view(torch.uint8).numpy().data if tensor.dim() else tensor.numpy().tobytes())
     return digest.hexdigest()

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
 from tintformer.auxiliary.description import Auxiliary
-from tintformer.auxiliary.ops import Fork, Join, Op, Step
+from tintformer.auxiliary.ops import Fork, Join, Move, Op, Step
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.rule.movement import moving
+
+if TYPE_CHECKING:
+    import torch
 
 X = TypeVar("X")
 
@@ -42,6 +45,10 @@ class Executor(Protocol[X]):
 
     def descend(self, op: Op | Join, saved: Any, gradient: X) -> None:
         """Move the op's parameters; called after its backward, only if the rule moves any of them."""
+        ...
+
+    def move(self, x: X, device: torch.device) -> X:
+        """A stream or a gradient on another device."""
         ...
 
     def add(self, terms: Sequence[X]) -> X:
@@ -83,6 +90,9 @@ def forward(executor: Executor[X], steps: Sequence[Step], x: X) -> tuple[X, list
             runs = [forward(executor, branch, x) for branch in step.branches]
             x, saved = executor.forward(step.join, tuple(output for output, _ in runs))
             tape.append(Record(step, saved, tuple(branch_tape for _, branch_tape in runs)))
+        elif isinstance(step, Move):
+            x = executor.move(x, step.device)
+            tape.append(Record(step, None))
         else:
             x, saved = executor.forward(step, (x,))
             tape.append(Record(step, saved))
@@ -108,6 +118,8 @@ def backward(
                 if branch_gradient is not None and (branch or wanted)
             ]
             below = executor.add([term for term in arriving if term is not None]) if wanted else None
+        elif isinstance(step, Move):
+            below = executor.move(gradient, step.origin)
         else:
             below = executor.backward(step, saved, gradient)[0] if wanted else None
             if moving(rule, step):
@@ -124,6 +136,8 @@ def run_without_tape(executor: Executor[X], steps: Sequence[Step], x: X) -> X:
         if isinstance(step, Fork):
             inputs = tuple(run_without_tape(executor, branch, x) for branch in step.branches)
             x, _ = executor.forward(step.join, inputs)
+        elif isinstance(step, Move):
+            x = executor.move(x, step.device)
         else:
             x, _ = executor.forward(step, (x,))
     return x

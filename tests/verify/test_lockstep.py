@@ -180,6 +180,9 @@ class BoxedExecutor:
     def training_part(self, x: Boxed) -> Boxed:
         return Boxed(self.inner.training_part(x.tensor))
 
+    def move(self, x: Boxed, device: Any) -> Boxed:
+        return Boxed(self.inner.move(x.tensor, device))
+
     def forward(self, op: Any, inputs: tuple[Boxed, ...]) -> tuple[Boxed, Any]:
         y, saved = self.inner.forward(op, tuple(each.tensor for each in inputs))
         return Boxed(y), saved

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tintformer.auxiliary.description import Auxiliary, Embedding, Head
@@ -16,12 +17,14 @@ from tintformer.auxiliary.ops import (
     Fork,
     Group,
     Linear,
+    Move,
     Norm,
     Part,
     Product,
     Step,
     Weight,
 )
+from tintformer.auxiliary.placement import placed
 
 RESIDUAL: tuple[Step, ...] = ()
 """The branch that passes its input on."""
@@ -30,12 +33,16 @@ RESIDUAL: tuple[Step, ...] = ()
 def describe(model: Any, family: Family, name: str) -> Auxiliary:
     """The description of a validated model; tensors are shared with it."""
     reader = _Reader(model, family)
+    # In this order: a stream is moved wherever the next of them has another home.
+    embedding = reader.embedding()
+    blocks = tuple(reader.block(layer) for layer in range(model.config.num_hidden_layers))
+    final = reader.final()
     return Auxiliary(
         name=name,
         family=family.model_type,
-        embedding=reader.embedding(),
-        blocks=tuple(reader.block(layer) for layer in range(model.config.num_hidden_layers)),
-        final=reader.final(),
+        embedding=embedding,
+        blocks=blocks,
+        final=final,
         head=reader.head(),
         max_positions=getattr(model.config, "max_position_embeddings", None),
         model=model,
@@ -48,8 +55,11 @@ class _Reader:
     def __init__(self, model: Any, family: Family):
         self.model, self.family, self.paths, self.config = model, family, family.paths, model.config
         self.names = {id(parameter): name for name, parameter in model.named_parameters(remove_duplicate=False)}
+        self.placed = placed(model)
         self.sources: dict[str, Tensor] = {}
         """One view of each parameter, so that the parts of a fused one are known to belong together."""
+        self.home = self._home(self._module(self.paths.tokens).weight)
+        """Where what is being read is computed with: embedding, a block, or final steps and head."""
         self.position = family.position(model, self.config) if family.position else None
 
     def embedding(self) -> Embedding:
@@ -64,9 +74,10 @@ class _Reader:
         )
 
     def final(self) -> tuple[Step, ...]:
+        arrival = self._go_to(self._module(self.paths.head).weight)
         norm = self._norm("final.norm", self._module(self.paths.final_norm))
         projection = self._optional_linear("final.projection", self.paths.project_out)
-        return tuple(step for step in (norm, projection) if step is not None)
+        return tuple(step for step in (arrival, norm, projection) if step is not None)
 
     def head(self) -> Head:
         head = self._module(self.paths.head)
@@ -75,6 +86,7 @@ class _Reader:
     def block(self, layer: int) -> tuple[Step, ...]:
         prefix = f"blocks.{layer}"
         block = self._module(self.paths.blocks)[layer]
+        arrival = self._go_to(next(block.parameters()))
         attention = (self.attention(block, layer), self._linear(f"{prefix}.output", block, self.paths.output))
         feed_forward = self.feed_forward(block, prefix)
         before = self._norm(f"{prefix}.attention_norm", self._module(self.paths.attention_norm, block))
@@ -98,7 +110,7 @@ class _Reader:
                 steps = (residual("residual", (before, both)),)
             case "normed_residual":
                 steps = before, around_attention(attention), between, around_mlp(feed_forward)
-        return tuple(step for step in steps if step is not None)
+        return tuple(step for step in (arrival, *steps) if step is not None)
 
     def attention(self, block: nn.Module, layer: int) -> Fork:
         prefix, config = f"blocks.{layer}", self.config
@@ -163,7 +175,17 @@ class _Reader:
         if parameter is None:
             return None
         name = self.names[id(parameter)]
-        return Weight(name=name, source=self.sources.setdefault(name, parameter.detach()), **how)
+        source = self.sources.setdefault(name, self.placed[name].data)
+        device = None if source.device == self.home else self.home
+        return Weight(name=name, source=source, device=device, **how)
+
+    def _home(self, parameter: Tensor) -> torch.device:
+        return self.placed[self.names[id(parameter)]].device
+
+    def _go_to(self, parameter: Tensor) -> Move | None:
+        """Read on at the home of a parameter; the move that takes the stream there, if it is elsewhere."""
+        origin, self.home = self.home, self._home(parameter)
+        return None if origin == self.home else Move(origin=origin, device=self.home)
 
     def _linear(
         self, name: str, root: nn.Module, path: str | None, *, group: Group = "body", part: Part | None = None

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from tintformer.auxiliary.ops import Attend, Fork, Linear, Norm, Op, Rotary, Step, Weight
+from tintformer.auxiliary.ops import Attend, Fork, Linear, Move, Norm, Op, Rotary, Step, Weight
+from tintformer.errors import TintError
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -65,11 +66,27 @@ class Auxiliary:
 
     @property
     def device(self) -> torch.device:
-        return self.embedding.tokens.source.device
+        """Where sequences enter, and where predictions come out."""
+        return self.embedding.tokens.home
 
     @property
     def learned_positions(self) -> bool:
         return self.embedding.positions is not None
+
+    @property
+    def dispatched(self) -> bool:
+        """Whether it is spread over devices, or kept elsewhere than where it is computed with."""
+        steps = [step for part in (*self.blocks, self.final) for step in part]
+        linears = [op for op in ops(tuple(steps)) if isinstance(op, Linear)]
+        return any(isinstance(step, Move) for step in steps) or any(op.weight.device is not None for op in linears)
+
+    def require_one_device(self, whose: str) -> None:
+        """Refuse a model that is spread over devices, for those who cannot follow."""
+        if self.dispatched:
+            raise TintError(
+                f"{self.name} is spread over devices or offloaded, which {whose} cannot follow; "
+                "use the engine fast or reference, or load it without device_map"
+            )
 
     def attentions(self) -> Iterator[Attend]:
         """Every attention of the model, from the first block to the last."""
@@ -96,5 +113,5 @@ def ops(steps: tuple[Step, ...]) -> Iterator[Op]:
         if isinstance(step, Fork):
             for branch in step.branches:
                 yield from ops(branch)
-        else:
+        elif not isinstance(step, Move):
             yield step

@@ -14,6 +14,7 @@ from tintformer.bundled import bundled_directory
 from tintformer.errors import LoadError, cause
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PretrainedConfig
 
     from tintformer.auxiliary.description import Auxiliary
@@ -60,8 +61,11 @@ def read_config(name_or_path: str | os.PathLike[str]) -> PretrainedConfig:
     return config
 
 
-def meta_auxiliary(config: PretrainedConfig, name: str) -> Auxiliary:
-    """The description of a model without data: shapes and wiring as they would be, at any size, in a second."""
+def meta_auxiliary(config: PretrainedConfig, name: str, dtype: torch.dtype | None = None) -> Auxiliary:
+    """The description of a model without data: shapes and wiring as they would be, at any size, in a second.
+
+    It is a float32 model unless `dtype` says otherwise.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -71,7 +75,7 @@ def meta_auxiliary(config: PretrainedConfig, name: str) -> Auxiliary:
     family = find_family(config, name)
     try:
         with torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype or torch.float32)
     except Exception as error:  # every family's code finds other faults in other ways
         raise LoadError(f"transformers cannot build {name} from its configuration: {cause(error)}") from error
     return describe(model.eval(), family, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,18 +18,30 @@ from tintformer.auxiliary.validate import check_model, find_family
 from tintformer.errors import LoadError, TintError, cause
 from tintformer.fetch.places import model_directory
 
+DeviceMap = str | Mapping[str, int | str | torch.device]
 
-def load(model: Any, *, dtype: torch.dtype | None = None, device: str | torch.device | None = None) -> Auxiliary:
+
+def load(
+    model: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    device_map: DeviceMap | None = None,
+) -> Auxiliary:
     """Describe a model: a hub id, a directory (safetensors, or one GGUF file), a bundled or fetched name, an HF object.
 
     Names and paths load in float32 unless `dtype` says otherwise; an object keeps its dtype and device, shares its
     tensors and is never modified. Nothing is fetched unless a name needs the hub; no remote code, no pickles.
+
+    `device_map` spreads a model that is larger than one device, as in transformers: "auto", or devices by module. What
+    it leaves on the CPU beside other devices is brought to them whenever it is read. An object that accelerate has
+    dispatched stays as it is.
     """
     if isinstance(model, Auxiliary):
         return model
     if not isinstance(model, str | os.PathLike):
-        return _load_object(model, dtype, device)
-    return _load_name(os.fspath(model), dtype or torch.float32, device)
+        return _load_object(model, dtype, device if device_map is None else device_map)
+    return _load_name(os.fspath(model), dtype or torch.float32, device, _checked(device, device_map))
 
 
 def _load_object(model: Any, dtype: torch.dtype | None, device: Any) -> Auxiliary:
@@ -42,23 +55,35 @@ def _load_object(model: Any, dtype: torch.dtype | None, device: Any) -> Auxiliar
     return describe(model, check_model(model, name), name)
 
 
-def _load_name(name: str, dtype: torch.dtype, device: Any) -> Auxiliary:
+def _checked(device: Any, device_map: DeviceMap | None) -> Any:
+    """The map as transformers takes it."""
+    if device_map is None:
+        return None
+    if device is not None:
+        raise LoadError("device and device_map say the same thing; give one of them")
+    if find_spec("accelerate") is None:
+        raise LoadError("device_map needs the package accelerate: pip install accelerate")
+    if isinstance(device_map, Mapping) and "disk" in device_map.values():
+        raise LoadError("device_map puts parts on disk, from where every step would read them; leave them on the cpu")
+    return device_map if isinstance(device_map, str) else dict(device_map)
+
+
+def _load_name(name: str, dtype: torch.dtype, device: Any, device_map: Any) -> Auxiliary:
     if not dtype.is_floating_point:
         raise LoadError(f"dtype={dtype} is not a floating-point type; use torch.float32")
-    if Path(name).expanduser().exists():
-        model = _read(name, dtype, _directory_options(Path(name).expanduser()))
-    elif directory := model_directory(name):
-        model = _read(str(directory), dtype, _directory_options(directory))
+    given = Path(name).expanduser()
+    if directory := given if given.exists() else model_directory(name):
+        model = _read(str(directory), dtype, _directory_options(directory), device_map)
     elif name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise LoadError(f"no directory {name}; give a directory with config.json, or a hub id such as gpt2")
     else:
-        model = _read_from_hub(name, dtype)
+        model = _read_from_hub(name, dtype, device_map)
     if device is not None:
         model.to(device)
     return describe(model, check_model(model, name), name)
 
 
-def _read(name: str, dtype: torch.dtype, options: dict[str, Any]) -> Any:
+def _read(name: str, dtype: torch.dtype, options: dict[str, Any], device_map: Any = None) -> Any:
     """The model in evaluation mode; its configuration alone tells what is unsupported, before the weights are read."""
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
@@ -73,6 +98,7 @@ def _read(name: str, dtype: torch.dtype, options: dict[str, Any]) -> Any:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             name,
             dtype=dtype,
+            device_map=device_map,
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported below
@@ -124,12 +150,12 @@ def _directory_options(directory: Path) -> dict[str, Any]:
     raise LoadError(f"{directory} holds no safetensors and no GGUF file (pickled weights are not read)")
 
 
-def _read_from_hub(name: str, dtype: torch.dtype) -> Any:
+def _read_from_hub(name: str, dtype: torch.dtype, device_map: Any) -> Any:
     """From the local cache if it is there; otherwise the hub is asked once, without retries."""
     from huggingface_hub import HfApi
 
     try:
-        return _read(name, dtype, {"local_files_only": True})
+        return _read(name, dtype, {"local_files_only": True}, device_map)
     except LoadError:
         try:
             HfApi().model_info(name, timeout=10)
@@ -138,4 +164,4 @@ def _read_from_hub(name: str, dtype: torch.dtype) -> Any:
                 f"cannot load {name!r}: it is no local directory, it is not in the local cache, and the hub does not "
                 f"give it ({cause(error)}); check the name and the connection, or give a directory"
             ) from error
-    return _read(name, dtype, {})
+    return _read(name, dtype, {}, device_map)

@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 Group = Literal["body", "query_key", "frozen"]
 """Which knob of the learning rule moves an op's parameters: `body` those that every rule moves, `query_key` those
@@ -39,10 +41,25 @@ class Weight:
     transposed: bool = False
     """Stored as `[in, out]` (the Conv1D of GPT-2)."""
     part: Part | None = None
+    device: torch.device | None = None
+    """Where it is computed with, if it is kept elsewhere: it is brought in whenever it is read, and not held."""
+
+    @property
+    def home(self) -> torch.device:
+        """Where it is computed with."""
+        return self.source.device if self.device is None else self.device
+
+    def whole(self) -> Float[Tensor, ...]:
+        """The Hugging Face parameter, where it is computed with."""
+        return self.source if self.device is None else self.source.to(self.device)
+
+    def rows(self, index: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        """Rows of a table; of one that is kept elsewhere, no more than they are brought in."""
+        return functional.embedding(index.to(self.source.device), self.source).to(self.home)
 
     def read(self) -> Float[Tensor, ...]:
         """Our view of the parameter; a copy only where a family interleaves fused rows by head."""
-        rows = self._select(self.source)
+        rows = self._select(self.whole())
         return rows if self.part is None else rows.flatten(0, 1)
 
     def write(self, value: Float[Tensor, ...], into: Float[Tensor, ...]) -> None:
@@ -149,4 +166,12 @@ class Fork:
     join: Join
 
 
-Step = Op | Fork
+@dataclass(frozen=True, kw_only=True)
+class Move:
+    """The stream goes on on another device, and gradients come back: only in models that are spread over several."""
+
+    origin: torch.device
+    device: torch.device
+
+
+Step = Op | Fork | Move

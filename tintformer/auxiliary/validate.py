@@ -8,6 +8,7 @@ import torch
 
 from tintformer.auxiliary.families import families
 from tintformer.auxiliary.families.family import Config, Family
+from tintformer.auxiliary.placement import placed
 from tintformer.errors import UnsupportedModelError
 from tintformer.rule.activation import FUNCTIONS
 
@@ -72,12 +73,12 @@ def check_model(model: Any, name: str) -> Family:
     reasons: list[str] = []
     if model.get_output_embeddings() is None:
         reasons.append(f"{type(model).__name__} has no language-model head; load it as a causal language model")
-    for parameter_name, parameter in model.named_parameters():
+    for parameter_name, (parameter, _) in placed(model).items():
         if parameter.is_meta:
             reasons.append(f"parameter {parameter_name} has no data (device meta)")
         elif not parameter.dtype.is_floating_point:
             reasons.append(f"parameter {parameter_name} has dtype {parameter.dtype}: quantised weights do not learn")
-        elif not torch.isfinite(parameter).all():
+        elif not all(torch.isfinite(end) for end in parameter.aminmax()):  # in no memory, unlike element by element
             reasons.append(f"parameter {parameter_name} contains NaN or infinity: the checkpoint is damaged")
     if reasons:
         raise UnsupportedModelError(name, reasons)

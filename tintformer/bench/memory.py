@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,14 +39,14 @@ def measure_peak(settings: Settings, model: str, case: str, contestant: str) -> 
     if not (PROC / "clear_refs").exists():
         return Peak(why_not="peak memory needs Linux")
     asked = replace(settings, models=(model,), cases=(case,), contestants=(contestant,))
+    return in_a_fresh_process("-m", "tintformer.bench.memory", json.dumps(asdict(asked)))
+
+
+def in_a_fresh_process(*arguments: str) -> Peak:
+    """Run Python with these arguments; it prints what it measured last."""
     # Freed memory must go back to the system here, or old garbage hides new peaks.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "tintformer.bench.memory", json.dumps(asdict(asked))],
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment)
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return Peak(why_not=f"no peak memory: {reason}")
@@ -60,11 +61,16 @@ def peak_in_this_process(settings: Settings) -> int:
     with threads(settings.threads):
         ground = lay_ground(settings, settings.models[0])
         prepare(name, ground, _small(case)).run()
-        _give_back()
-        before = _status("VmRSS")
-        (PROC / "clear_refs").write_text("5")
-        prepare(name, ground, case).run()
-        return max(_status("VmHWM") - before, 0)
+        return peak_of(lambda: prepare(name, ground, case).run())
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    """By how many bytes the resident memory of this process rises, at most, while it works."""
+    _give_back()
+    before = _status("VmRSS")
+    (PROC / "clear_refs").write_text("5")
+    work()
+    return max(_status("VmHWM") - before, 0)
 
 
 def _small(case: Case) -> Case:

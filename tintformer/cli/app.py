@@ -18,6 +18,7 @@ from tintformer.cli import (
     lm_eval,
     models,
     params,
+    plan,
     report,
     run,
     verify,
@@ -36,6 +37,7 @@ app.command("report")(report.report)
 app.command("adapt")(adapt.adapt)
 app.command("build")(build.build)
 app.command("params")(params.params)
+app.command("plan")(plan.plan)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
 app.command("models")(models.models)

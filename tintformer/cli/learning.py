@@ -41,13 +41,15 @@ def plain_warnings(heard: Callable[[list[str]], list[str]] = lambda said: said) 
 
 
 def open_model(name: str, dtype: str) -> Auxiliary:
-    """Load a model without the chatter of the libraries."""
+    """Load a model without the chatter of the libraries, unless this machine could never run it."""
     check_dtype(dtype)
     quiet_libraries()
     import torch
 
     from tintformer.auxiliary.load import load
+    from tintformer.planning.estimate import refuse_the_impossible
 
+    refuse_the_impossible(name, getattr(torch, dtype))
     return load(name, dtype=getattr(torch, dtype))
 
 

@@ -38,7 +38,7 @@ class Continuation(ABC):
     def logits(self, last: int | None = None) -> Float[Tensor, "B n V"]:
         """Logits at the tokens that were read last, or at the `last` few of them."""
         x = self.x if last is None else self.x[:, -last:]
-        return self._head(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+        return self._head(x.flatten(0, 1)).unflatten(0, x.shape[:2]).to(self.auxiliary.device)
 
     def reorder(self, rows: Tensor) -> None:
         """Go on from these sequences, in this order."""

@@ -51,10 +51,11 @@ def predict(
     head: Callable[[Tensor], Tensor],
 ) -> Predictions:
     """Predictions from the stream at the head's input; `head` turns rows of it into logits."""
-    at = batch.evaluates if logits_at is None else logits_at
+    home, batch = batch.input_ids.device, batch.on(x.device)
+    at = batch.evaluates if logits_at is None else logits_at.to(batch.evaluates.device)
     logits = head(x[at])
     losses = token_loss(logits[batch.evaluates[at]], batch.targets[batch.evaluates])
-    return Predictions(losses=losses, logits=None if logits_at is None else logits)
+    return Predictions(losses=losses.to(home), logits=None if logits_at is None else logits.to(home))
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -28,6 +28,6 @@ class Memory:
     def reorder(self, rows: Tensor) -> None:
         """Take these sequences, in this order."""
         self.entries = {
-            name: (key.index_select(0, rows), value.index_select(0, rows))
+            name: (key.index_select(0, rows.to(key.device)), value.index_select(0, rows.to(value.device)))
             for name, (key, value) in self.entries.items()
         }

@@ -50,8 +50,8 @@ class TensorExecutor:
         self.auxiliary, self.rule, self.batch = auxiliary, rule, batch
         self.dtype = compute_dtype(auxiliary.dtype)
         self.deltas: dict[Weight, Tensor] = {}
-        self.masks: dict[int | None, Tensor] = {}
-        self.rotations: dict[Rotary, attention.Rotation] = {}
+        self.masks: dict[tuple[int | None, torch.device], Tensor] = {}
+        self.rotations: dict[tuple[Rotary, torch.device], attention.Rotation] = {}
 
     def value(self, weight: Weight | None) -> Any:
         """A weight's current value: its own for each sequence once it has moved."""
@@ -86,11 +86,11 @@ class TensorExecutor:
 
     def embed(self) -> Float[Tensor, "B T D"]:
         embedding = self.auxiliary.embedding
-        x = self.value(embedding.tokens)[self.batch.input_ids] * embedding.scale
+        x = embedding.tokens.rows(self.batch.input_ids).to(self.dtype) * embedding.scale
         if embedding.projection is not None:
             x, _ = self.forward(embedding.projection, (x,))
         if embedding.positions is not None:
-            x = x + self.value(embedding.positions)[self.batch.positions + embedding.position_offset]
+            x = x + embedding.positions.rows(self.batch.positions + embedding.position_offset).to(self.dtype)
         if embedding.norm is not None:
             x, _ = self.forward(embedding.norm, (x,))
         return x
@@ -100,10 +100,11 @@ class TensorExecutor:
 
     def loss_gradient(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         weight, bias = self.value(self.auxiliary.head.weight), self.value(self.auxiliary.head.bias)
-        mean = self.rule.reduction == "mean"
-        return head.loss_gradient(
-            x, weight, bias, self.batch.targets, self.batch.scored, loss=self.rule.loss, mean=mean
-        )
+        batch, mean = self.batch.on(x.device), self.rule.reduction == "mean"
+        return head.loss_gradient(x, weight, bias, batch.targets, batch.scored, loss=self.rule.loss, mean=mean)
+
+    def move(self, x: Tensor, device: torch.device) -> Tensor:
+        return x.to(device)
 
     def add(self, terms: Sequence[Tensor]) -> Tensor:
         total = terms[0]
@@ -126,8 +127,9 @@ class TensorExecutor:
             case Product():
                 return inputs[0] * inputs[1], inputs
             case Attend():
-                heads = attention.split(inputs, op, self._where(op))
-                return attention.forward(heads, op, self._where(op)), heads
+                where = self._where(op, inputs[0].device)
+                heads = attention.split(inputs, op, where)
+                return attention.forward(heads, op, where), heads
 
     def backward(self, op: Op | Join, saved: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         rule = self.rule
@@ -165,7 +167,7 @@ class TensorExecutor:
                     saved,
                     gradient,
                     op,
-                    self._where(op),
+                    self._where(op, gradient.device),
                     scheme=rule.attention_gradient,
                     step=rule.difference_step(rule.attention_gradient),
                     mode=rule.epsilon_mode,
@@ -192,11 +194,12 @@ class TensorExecutor:
         scale = self.value(op.scale)
         return scale + 1 if op.unit_offset and scale is not None else scale
 
-    def _where(self, op: Attend) -> attention.Where:
-        if op.window not in self.masks:
-            self.masks[op.window] = self.batch.additive_mask(self.dtype, op.window)[:, None, None]
-        positions, rotary = self.batch.positions, op.position
-        if isinstance(rotary, Rotary) and rotary not in self.rotations:
-            self.rotations[rotary] = attention.rotation(rotary, positions, self.dtype)
-        rotation = self.rotations[rotary] if isinstance(rotary, Rotary) else None
-        return attention.Where(mask=self.masks[op.window], positions=positions, rotation=rotation)
+    def _where(self, op: Attend, device: torch.device) -> attention.Where:
+        batch = self.batch.on(device)
+        if (op.window, device) not in self.masks:
+            self.masks[op.window, device] = batch.additive_mask(self.dtype, op.window)[:, None, None]
+        positions, rotary = batch.positions, op.position
+        if isinstance(rotary, Rotary) and (rotary, device) not in self.rotations:
+            self.rotations[rotary, device] = attention.rotation(rotary, positions, self.dtype)
+        rotation = self.rotations[rotary, device] if isinstance(rotary, Rotary) else None
+        return attention.Where(mask=self.masks[op.window, device], positions=positions, rotation=rotation)

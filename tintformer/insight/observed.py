@@ -77,6 +77,9 @@ class Observed(Generic[X]):
             if weight in heard:
                 heard[weight](change - before[weight] if weight in before else change)
 
+    def move(self, x: X, device: torch.device) -> X:
+        return self.executor.move(x, device)
+
     def add(self, terms: Sequence[X]) -> X:
         return self.executor.add(terms)
 

@@ -71,6 +71,9 @@ class _Rehearsal:
     def descend(self, op: Op | Join, saved: Any, gradient: Tensor) -> None:
         pass
 
+    def move(self, x: Tensor, device: torch.device) -> Tensor:
+        return x
+
     def add(self, terms: Sequence[Tensor]) -> Tensor:
         return NOTHING
 

@@ -48,7 +48,7 @@ class Where:
 
 
 def rotation(rotary: Rotary, positions: Int[Tensor, "B T"], dtype: torch.dtype) -> Rotation:
-    angles = positions[..., None].to(dtype) * rotary.inverse_frequencies.to(dtype)
+    angles = positions[..., None].to(dtype) * rotary.inverse_frequencies.to(positions.device, dtype)
     return Rotation(angles.cos() * rotary.scaling, angles.sin() * rotary.scaling)
 
 
@@ -106,7 +106,7 @@ def scores(heads: Heads, op: Attend, where: Where) -> Float[Tensor, "B K G Q T"]
     result_BKGQT = torch.einsum("BKGtd,BKjd->BKGtj", heads.query, heads.key) * op.scale
     if isinstance(op.position, Alibi):
         # Only differences within a row matter to a softmax, so the key's position alone gives the distance.
-        slopes_KG11 = op.position.slopes.to(result_BKGQT.dtype).view(op.num_key_value_heads, -1, 1, 1)
+        slopes_KG11 = op.position.slopes.to(result_BKGQT).view(op.num_key_value_heads, -1, 1, 1)
         result_BKGQT = result_BKGQT + slopes_KG11 * where.positions[:, None, None, None].to(result_BKGQT.dtype)
     return result_BKGQT + where.mask
 

@@ -64,6 +64,9 @@ class SimulatorExecutor:
     def training_part(self, x: Tokens) -> Tokens:
         return x.like(x.data[:, :, : self.num_training])
 
+    def move(self, x: Tokens, device: torch.device) -> Tokens:
+        raise AssertionError("a model that is spread over devices is refused before it is built")
+
     def forward(self, op: Op | Join, inputs: tuple[Tokens, ...]) -> tuple[Tokens, Any]:
         if isinstance(op, Add):
             return total(list(inputs)), inputs

@@ -56,6 +56,7 @@ class Simulator(nn.Module, Watchable):
 
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule, construction: Construction):
         super().__init__()
+        auxiliary.require_one_device("the simulator")
         self.auxiliary, self.rule, self.construction = auxiliary, rule, construction
         self._hooks = Hooks(auxiliary, rule)
         self.dtype = compute_dtype(auxiliary.dtype)

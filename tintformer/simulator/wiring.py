@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tintformer.auxiliary.description import Auxiliary
-from tintformer.auxiliary.ops import Activation, Add, Attend, Fork, Linear, Norm, Product, Step
+from tintformer.auxiliary.ops import Activation, Add, Attend, Fork, Linear, Move, Norm, Product, Step
 from tintformer.simulator.geometry import Cut
 
 Placed = Linear | Norm | Activation | Product | Attend
@@ -68,6 +68,8 @@ class _Wirer:
                     cut = out
                 case Norm() | Activation():
                     placed.append(self._place(step, cut, cut, step.name))
+                case Move():
+                    raise AssertionError("a model that is spread over devices is refused before it is wired")
         return cut, placed
 
     def fork(self, fork: Fork, cut: Cut) -> tuple[Cut, list[Place]]:

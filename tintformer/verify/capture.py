@@ -59,7 +59,7 @@ class Recorder(TensorExecutor):
         self.saved[op.name], self.gradients[op.name] = saved, gradient
 
     def where(self, op: Attend) -> Where:
-        return self._where(op)
+        return self._where(op, self.auxiliary.device)
 
     def scale(self, op: Norm) -> Tensor | None:
         return self._scale(op)

@@ -89,6 +89,9 @@ class Lockstep(Generic[X]):
     def training_part(self, x: Both[X]) -> Both[X]:
         return Both(self.reference.training_part(x.plain), self.other.training_part(x.other))
 
+    def move(self, x: Both[X], device: torch.device) -> Both[X]:
+        return Both(self.reference.move(x.plain, device), self.other.move(x.other, device))
+
     def forward(self, op: Op | Join, inputs: tuple[Both[X], ...]) -> tuple[Both[X], Any]:
         plain, saved = self.reference.forward(op, tuple(each.plain for each in inputs))
         other, other_saved = self.other.forward(op, tuple(each.other for each in inputs))

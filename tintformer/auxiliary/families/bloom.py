@@ -18,7 +18,9 @@ def _alibi(model: Any, config: Config) -> Alibi:
     slopes = [2 ** (-8 * head / power) for head in range(1, power + 1)]
     slopes += [2 ** (-4 * head / power) for head in range(1, 2 * (heads - power) + 1, 2)]
     dtype = torch.promote_types(model.dtype, torch.float32)
-    return Alibi(slopes=torch.tensor(slopes, dtype=dtype, device=model.device))
+    # An offloaded model says "meta", where there are no numbers; an attention takes them to where it is.
+    device = "cpu" if model.device.type == "meta" else model.device
+    return Alibi(slopes=torch.tensor(slopes, dtype=dtype).to(device))
 
 
 FAMILY = Family(

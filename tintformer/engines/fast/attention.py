@@ -22,23 +22,23 @@ from tintformer.rule.learning_rule import LearningRule
 
 
 class Scene:
-    """Masks and rotations of one batch, made once and cut to the tokens at hand."""
+    """Masks and rotations of one batch, made once a device and cut to the tokens at hand."""
 
     def __init__(self, batch: Batch, dtype: torch.dtype, budget: int, *, memory: Memory | None = None, start: int = 0):
         self.batch, self.dtype, self.budget = batch, dtype, budget
         self.memory, self.start = memory, start
         self.plain = batch.is_plain()
-        self.rotations: dict[Rotary, attention.Rotation] = {}
-        self.masks: dict[int | None, Tensor] = {}
+        self.rotations: dict[tuple[Rotary, torch.device], attention.Rotation] = {}
+        self.masks: dict[tuple[int | None, torch.device], Tensor] = {}
 
     def heads(self, op: Attend, inputs: tuple[Tensor, ...]) -> Heads:
         """Cut into heads and rotate; the whole of what a backward pass needs."""
-        heads = attention.split(inputs, op, self._where(op, inputs[0].shape[1]))
+        heads = attention.split(inputs, op, self._where(op, inputs[0].shape[1], inputs[0].device))
         return Heads(*(x.to(inputs[0].dtype) for x in heads))
 
     def merge(self, op: Attend, gradients: Heads) -> tuple[Tensor, ...]:
         """Gradients of the heads back to gradients of queries, keys and values."""
-        merged = attention.merge(gradients, op, self._where(op, gradients.key.shape[-2]))
+        merged = attention.merge(gradients, op, self._where(op, gradients.key.shape[-2], gradients.key.device))
         return tuple(x.to(gradients.value.dtype) for x in merged)
 
     def forward(self, op: Attend, heads: Heads) -> Float[Tensor, "B T Hd"]:
@@ -56,7 +56,7 @@ class Scene:
                     query[:, :, rows],
                     key[:, :, :end],
                     value[:, :, :end],
-                    self._bias(op, rows, end).to(query.dtype),
+                    self._bias(op, rows, end, query.device).to(query.dtype),
                     scale=op.scale,
                 )
                 for rows, end in self._chunks(heads)
@@ -70,14 +70,14 @@ class Scene:
         heads, dy = Heads(*(x.to(self.dtype) for x in heads)), dy.to(self.dtype)
         queries: list[Tensor] = []
         dkey: Tensor | None = None
-        dvalue = torch.zeros_like(heads.value)
+        dvalue, positions = torch.zeros_like(heads.value), self.batch.on(dy.device).positions
         for rows, end in self._chunks(heads):
             part = Heads(heads.query[..., rows, :], heads.key[..., :end, :], heads.value[..., :end, :])
             found = attention.head_gradients(
                 part,
                 dy[:, rows],
                 op,
-                Where(mask=self._mask(op, rows, end)[:, None, None], positions=self.batch.positions[:, :end]),
+                Where(mask=self._mask(op, rows, end, dy.device)[:, None, None], positions=positions[:, :end]),
                 scheme=rule.attention_gradient,
                 step=rule.difference_step(rule.attention_gradient),
                 mode=rule.epsilon_mode,
@@ -99,15 +99,16 @@ class Scene:
             end = min(first + size, tokens)
             yield slice(first, end), self.start + end
 
-    def _where(self, op: Attend, tokens: int) -> Where:
+    def _where(self, op: Attend, tokens: int, device: torch.device) -> Where:
         here = slice(self.start, self.start + tokens)
-        positions = self.batch.positions[:, here]
+        everywhere = self.batch.on(device).positions
+        positions = everywhere[:, here]
         rotary = op.position
         rotation = None
         if isinstance(rotary, Rotary):
-            if rotary not in self.rotations:
-                self.rotations[rotary] = attention.rotation(rotary, self.batch.positions, self.dtype)
-            cos, sin = self.rotations[rotary]
+            if (rotary, device) not in self.rotations:
+                self.rotations[rotary, device] = attention.rotation(rotary, everywhere, self.dtype)
+            cos, sin = self.rotations[rotary, device]
             rotation = attention.Rotation(cos[:, here], sin[:, here])
         return Where(
             mask=positions.new_zeros(1, 1, 1, 1, tokens, dtype=self.dtype), positions=positions, rotation=rotation
@@ -118,25 +119,26 @@ class Scene:
         tokens = self.batch.input_ids.shape[1]
         return None if op.window is None or op.window >= tokens else op.window
 
-    def _mask(self, op: Attend, rows: slice, end: int) -> Float[Tensor, "one_or_B Q T"]:
+    def _mask(self, op: Attend, rows: slice, end: int, device: torch.device) -> Float[Tensor, "one_or_B Q T"]:
         """The additive mask of a run of queries."""
         window = self._window(op)
         if self.plain and window is None:
-            places = torch.arange(end, device=self.batch.input_ids.device)
+            places = torch.arange(end, device=device)
             hidden = places > places[self.start :][rows, None]
             return torch.zeros(hidden.shape, dtype=self.dtype, device=hidden.device).masked_fill_(
                 hidden, torch.finfo(self.dtype).min
             )[None]
-        if window not in self.masks:
-            self.masks[window] = self.batch.additive_mask(self.dtype, window, first=self.start)
-        return self.masks[window][:, rows, :end]
+        if (window, device) not in self.masks:
+            batch = self.batch.on(device)
+            self.masks[window, device] = batch.additive_mask(self.dtype, window, first=self.start)
+        return self.masks[window, device][:, rows, :end]
 
-    def _bias(self, op: Attend, rows: slice, end: int) -> Float[Tensor, "one_or_B one_or_H Q T"]:
+    def _bias(self, op: Attend, rows: slice, end: int, device: torch.device) -> Float[Tensor, "one_or_B one_or_H Q T"]:
         """Mask and ALiBi, as the fused kernel takes them."""
-        bias = self._mask(op, rows, end)[:, None]
+        bias = self._mask(op, rows, end, device)[:, None]
         if isinstance(op.position, Alibi):
-            slopes = op.position.slopes.to(self.dtype)[:, None, None]
-            positions = self.batch.positions[:, None]
+            slopes = op.position.slopes.to(device, self.dtype)[:, None, None]
+            positions = self.batch.on(device).positions[:, None]
             # Distances, not positions: a softmax does not care, but half precisions would round large numbers.
             asking = positions[..., self.start :][..., rows, None]
             bias = bias + slopes * (positions[..., None, :end] - asking).to(self.dtype)

@@ -10,7 +10,7 @@ from tintformer import walk
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.batch import Batch
 from tintformer.engines.continuation import Continuation
-from tintformer.engines.engine import EngineResult, Predictions, predict, to_parameters
+from tintformer.engines.engine import EngineResult, Predictions, compute_dtype, predict, to_parameters
 from tintformer.engines.fast.executor import FastExecutor
 from tintformer.engines.fast.updates import Updates
 from tintformer.engines.memory import Memory
@@ -88,13 +88,18 @@ def predictions(
     batch = executor.batch
     if logits_at is not None:
         return predict(batch, x, logits_at, executor.logits)
-    losses = executor.losses(x[batch.evaluates], batch.targets[batch.evaluates])
-    return Predictions(losses=losses, logits=None)
+    here = batch.on(x.device)
+    losses = executor.losses(x[here.evaluates], here.targets[here.evaluates])
+    return Predictions(losses=losses.to(batch.input_ids.device), logits=None)
 
 
 def changes(auxiliary: Auxiliary, rule: LearningRule, updates: Updates, row: int) -> dict[str, Tensor]:
     """How far every movable parameter has moved in one row, by its Hugging Face name."""
     found = {weight: updates.change(weight, row) for weight in movable(rule, auxiliary)}
+    wide = compute_dtype(auxiliary.dtype)
     return to_parameters(
-        {weight: torch.zeros_like(weight.read()) if change is None else change for weight, change in found.items()}
+        {
+            weight: torch.zeros_like(weight.read(), dtype=wide) if change is None else change.to(wide)
+            for weight, change in found.items()
+        }
     )

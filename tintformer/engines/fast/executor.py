@@ -61,20 +61,23 @@ class FastExecutor:
 
     def embed(self) -> Float[Tensor, "B T D"]:
         embedding = self.auxiliary.embedding
-        x = functional.embedding(self.batch.input_ids[:, self.start :], embedding.tokens.source)
+        x = embedding.tokens.rows(self.batch.input_ids[:, self.start :])
         if embedding.scale != 1.0:
             x = x * embedding.scale
         if embedding.projection is not None:
             x, _ = self.forward(embedding.projection, (x,))
         if embedding.positions is not None:
             rows = self.batch.positions[:, self.start :] + embedding.position_offset
-            x = x + functional.embedding(rows, embedding.positions.source)
+            x = x + embedding.positions.rows(rows)
         if embedding.norm is not None:
             x, _ = self.forward(embedding.norm, (x,))
         return x
 
     def training_part(self, x: Tensor) -> Tensor:
         return x[:, : self.batch.num_reached]
+
+    def move(self, x: Tensor, device: torch.device) -> Tensor:
+        return x.to(device)
 
     def add(self, terms: Sequence[Tensor]) -> Tensor:
         total = terms[0] if len(terms) == 1 else terms[0] + terms[1]
@@ -162,7 +165,8 @@ class FastExecutor:
     def check_gradients(self) -> None:
         """After a step: raise if a gradient has left the range of numbers, naming the op."""
         sums, self.gradient_sums = self.gradient_sums, {}
-        if sums and not bool(torch.isfinite(torch.stack(list(sums.values()))).all()):
+        totals = [total.to(self.auxiliary.device) for total in sums.values()]
+        if totals and not bool(torch.isfinite(torch.stack(totals)).all()):
             first = next(name for name, total in sums.items() if not bool(torch.isfinite(total)))
             raise self._divergence(f"the gradient at {first}")
 
@@ -188,7 +192,7 @@ class FastExecutor:
 
     def _factors(self, x: Tensor, gradient: Tensor) -> Factors:
         if self.pooled:
-            kept = self.batch.attended[:, : x.shape[1]]
+            kept = self.batch.on(x.device).attended[:, : x.shape[1]]
             x, gradient = x[kept][None], gradient[kept][None]
         return Factors(x, gradient, self.rule.learning_rate)
 
@@ -219,11 +223,15 @@ class FastExecutor:
             for factors in update.factors:
                 y = factors.add_forward(y, x, with_bias=change is not None)
             return y
-        matrices = update.matrix(op.weight.read())
-        y = x @ (matrices.mT if len(matrices) == len(x) else matrices[0].mT)
+        matrices = self.formed(op, update)
+        y = x.to(matrices.dtype) @ (matrices.mT if len(matrices) == len(x) else matrices[0].mT)
         if op.bias is not None:
             y += op.bias.read() if change is None else (op.bias.read() + change)[:, None]
-        return y
+        return y.to(x.dtype)
+
+    def formed(self, op: Linear, update: MatrixUpdate) -> Float[Tensor, "R O I"]:
+        """The updated matrix."""
+        return update.matrix(op.weight.read())
 
     def _shared_product(self, op: Linear, x: Tensor) -> Tensor:
         """W x + b for the whole batch at once; fused projections are multiplied once for all their parts."""
@@ -231,8 +239,8 @@ class FastExecutor:
         if part is None or self._has_dense_part(op.weight):
             return functional.linear(x, op.weight.read(), None if op.bias is None else op.bias.read())
         if self._fused is None or self._fused[0] is not x or self._fused[1] is not op.weight.source:
-            matrix = op.weight.source.mT if op.weight.transposed else op.weight.source
-            y = functional.linear(x, matrix, None if op.bias is None else op.bias.source)
+            matrix = op.weight.whole().mT if op.weight.transposed else op.weight.whole()
+            y = functional.linear(x, matrix, None if op.bias is None else op.bias.whole())
             self._fused = x, op.weight.source, y
         y = self._fused[2].unflatten(-1, (part.groups, part.count, -1))[..., part.index, :].flatten(-2)
         if part.index == part.count - 1:
@@ -247,8 +255,8 @@ class FastExecutor:
         if update is None:
             return dy @ op.weight.read()
         if not update.dual:
-            matrices = update.matrix(op.weight.read())
-            return dy @ (matrices if len(matrices) == len(dy) else matrices[0])
+            matrices = self.formed(op, update)
+            return (dy.to(matrices.dtype) @ (matrices if len(matrices) == len(dy) else matrices[0])).to(dy.dtype)
         dx = dy @ op.weight.read()
         for factors in update.factors:
             dx = factors.add_backward(dx, dy)
@@ -308,8 +316,9 @@ class FastExecutor:
         """The gradient at the head's input, a chunk of positions at a time, and only where a target is scored."""
         self.check(x)
         self.step += 1
-        scored = self.batch.scored[:, : x.shape[1]]
-        rows, targets = x[scored], self.batch.targets[:, : x.shape[1]][scored]
+        batch = self.batch.on(x.device)
+        scored = batch.scored[:, : x.shape[1]]
+        rows, targets = x[scored], batch.targets[:, : x.shape[1]][scored]
         gradients = torch.empty_like(rows)
         for part in self._chunks(len(rows)):
             gradients[part] = self._loss_gradient(rows[part], targets[part])

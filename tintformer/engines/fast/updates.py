@@ -1,7 +1,8 @@
 """What has been learnt: changes of vectors, and changes of matrices as factors or in full.
 
 R is the number of updates: one for each sequence of a batch, or 1 if all sequences share it. n trained tokens,
-I inputs, O outputs.
+I inputs, O outputs. What is summed up or formed is float32 at least: half a precision has no room for a small change
+beside a weight, which would be rounded away.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tintformer.auxiliary.ops import Weight
+from tintformer.engines.engine import compute_dtype
 from tintformer.engines.fast import cost
 
 
@@ -26,10 +28,10 @@ class Factors:
     rate: float
 
     def delta(self) -> Float[Tensor, "R O I"]:
-        return torch.bmm(self.g.mT, self.x).mul_(-self.rate)
+        return torch.bmm(widened(self.g).mT, widened(self.x)).mul_(-self.rate)
 
     def added_to(self, matrices: Float[Tensor, "*R O I"]) -> Float[Tensor, "R O I"]:
-        return torch.baddbmm(matrices, self.g.mT, self.x, alpha=-self.rate)
+        return torch.baddbmm(widened(matrices), widened(self.g).mT, widened(self.x), alpha=-self.rate)
 
     def add_forward(
         self, y: Float[Tensor, "B T O"], x: Float[Tensor, "B T I"], *, with_bias: bool
@@ -43,6 +45,11 @@ class Factors:
     def add_backward(self, dx: Float[Tensor, "B T I"], dy: Float[Tensor, "B T O"]) -> Float[Tensor, "B T I"]:
         """dx plus the transposed change applied to dy; the memory of dx may be used for the result."""
         return _through(dx, dy, self.g, self.x, -self.rate)
+
+
+def widened(x: Tensor) -> Tensor:
+    """Half precisions as float32; everything else as it is."""
+    return x.to(compute_dtype(x.dtype))
 
 
 def _through(total: Tensor, signal: Tensor, first: Tensor, second: Tensor, alpha: float, offset: float = 0.0) -> Tensor:
@@ -136,7 +143,7 @@ class MatrixUpdate:
         """The updated matrix."""
         if self.formed is not None:
             return self.formed
-        total = weight[None] if self.delta is None else weight + self.delta
+        total = widened(weight)[None] if self.delta is None else weight + self.delta
         for part in self.factors:
             total = part.added_to(total.expand(len(part.x), -1, -1))
         if self.keep and len(total) == 1:
@@ -170,4 +177,4 @@ class MatrixUpdate:
 
 def _rows(x: Tensor, rows: Tensor) -> Tensor:
     """Rows in a new order; what all sequences share stays as it is."""
-    return x if len(x) == 1 and len(rows) > 1 else x.index_select(0, rows)
+    return x if len(x) == 1 and len(rows) > 1 else x.index_select(0, rows.to(x.device))

@@ -42,6 +42,7 @@ class OracleEngine:
     """The truth that the other engines are measured against: slow, simple and independent."""
 
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule):
+        auxiliary.require_one_device("the oracle")
         model = auxiliary.model
         self.rule, self.family = rule, families()[auxiliary.family]
         self.dtype = torch.promote_types(auxiliary.dtype, torch.float32)
