@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 from praise import save_task
+from typer.testing import CliRunner
 
 from tintformer.auxiliary.load import load
+from tintformer.cli.app import app
 from tintformer.errors import InputError
 from tintformer.experiments import scoring
 from tintformer.experiments.classification import InContextLearning, open_classification
@@ -257,6 +259,18 @@ def test_two_processes_on_one_directory_end_in_the_same_tables(task: Path, tmp_p
     assert lost.returncode == 2 and "lacks records of this run" in lost.stderr and not victim.exists()
 
 
+def test_a_run_by_other_methods_stands_beside_the_first_and_in_one_table_with_it(task: Path, tmp_path: Path) -> None:
+    runner, words = CliRunner(), ["eval", "icl", "nano-llama", str(task), "--tests", "4", "--learning-rate", "1e-4"]
+    for options in (["--methods", "auxiliary,tint"], ["--methods", "auxiliary,moved", "--name", "moved"]):
+        done = runner.invoke(app, [*words, *options, "-o", str(tmp_path / "out")], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+    assert len(list((tmp_path / "out" / "runs").glob("*.json"))) == 2 and (tmp_path / "out" / "moved.md").is_file()
+    done = runner.invoke(app, ["eval", "table", str(tmp_path / "out"), "--together"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    table = (tmp_path / "out" / "all-icl.csv").read_text().split("\n\n")[0]
+    assert [table.count(name) for name in ("the model as it is", "TinT,", "what TinT moves")] == [2, 2, 2]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -268,6 +282,7 @@ def test_two_processes_on_one_directory_end_in_the_same_tables(task: Path, tmp_p
         (["--seeds", "a"], "--seeds 'a' must be numbers"),
         (["--normalise", "words"], "--normalise 'words' is unknown"),
         (["--variant", "rude"], "has no variant 'rude'"),
+        (["--name", "../out", "--tests", "4"], "--name '../out' is no name of a file"),
     ],
 )
 def test_bad_input_is_one_line(task: Path, tmp_path: Path, arguments: list[str], message: str) -> None:

@@ -14,6 +14,7 @@ from tintformer.cli.evaluate.shared import (
     Engine,
     Jobs,
     Methods,
+    Name,
     Output,
     Protocol,
     Rate,
@@ -23,6 +24,7 @@ from tintformer.cli.evaluate.shared import (
     Tuning,
     carry_out,
     check_tasks,
+    named,
     names,
     numbers,
     rates,
@@ -64,6 +66,7 @@ def classification(
     engine: Engine = "fast",
     dtype: Dtype = "float32",
     jobs: Jobs = 1,
+    name: Name = None,
     track: Track = None,
     json: Json = False,
 ) -> None:
@@ -106,8 +109,8 @@ def classification(
         check_tasks(experiments)
         how = f"{shots}-shot-{base.mode}-{base.loss}" if shots else "zero-shot"
         what = [*(Path(name).stem for name in chosen), *names(variant), how, *names(settings.replace("/", "x"))]
-        name = "-".join(["icl", Path(model).name, *what, *([protocol] if protocol != "tuned" else [])])
-        run = Run(name=name, kind="icl", experiments=tuple(experiments), by_length=normalise == "length")
+        usual = "-".join(["icl", Path(model).name, *what, *([protocol] if protocol != "tuned" else [])])
+        run = Run(name=named(name, usual), kind="icl", experiments=tuple(experiments), by_length=normalise == "length")
         carry_out(run, output, jobs=jobs, json=json, track=track)
 
 

@@ -15,12 +15,14 @@ from tintformer.cli.evaluate.shared import (
     Jobs,
     Length,
     Methods,
+    Name,
     Output,
     Protocol,
     Rate,
     Track,
     TuningBlocks,
     carry_out,
+    named,
     names,
     numbers,
     rates,
@@ -57,6 +59,7 @@ def language(
     seed: Annotated[int, typer.Option(help="Draws the blocks.")] = 0,
     dtype: Dtype = "float32",
     jobs: Jobs = 1,
+    name: Name = None,
     track: Track = None,
     json: Json = False,
 ) -> None:
@@ -90,5 +93,6 @@ def language(
         )
         experiment = by_protocol(experiment, protocol)
         experiments = (experiment, *compared(experiment, names(compare)))
-        run = Run(name=f"lm-{Path(model).name}-{Path(texts).stem}", kind="lm", experiments=experiments)
+        usual = f"lm-{Path(model).name}-{Path(texts).stem}"
+        run = Run(name=named(name, usual), kind="lm", experiments=experiments)
         carry_out(run, output, jobs=jobs, json=json, track=track)

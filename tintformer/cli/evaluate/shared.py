@@ -42,6 +42,10 @@ TuningBlocks = Annotated[int, typer.Option("--tuning", help="Blocks to choose th
 Seeds = Annotated[str, typer.Option(help="Each draws its own demonstrations.")]
 Tests = Annotated[int | None, typer.Option(help="Test examples of each task, as many of each label.")]
 Tuning = Annotated[int, typer.Option(help="Examples of the train pool that choose the rate, for each seed.")]
+Name = Annotated[
+    str | None,
+    typer.Option(help="What its files are called, to keep them beside those of the same run by other methods."),
+]
 Track = Annotated[
     str | None,
     typer.Option(
@@ -81,6 +85,13 @@ def started(track: str | None = None) -> Generator[Group]:
 def names(text: str | None) -> tuple[str, ...]:
     """Names with commas between them."""
     return tuple(part.strip() for part in text.split(",")) if text else ()
+
+
+def named(name: str | None, usual: str) -> str:
+    """What a run's files are called: the user's name for it, or the usual one."""
+    if name is not None and (not name or Path(name).name != name or name.startswith(".")):
+        raise InputError(f"--name {name!r} is no name of a file; leave out directories, and a dot in front")
+    return name or usual
 
 
 def threads_of(jobs: int) -> int:
