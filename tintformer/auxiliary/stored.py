@@ -101,7 +101,9 @@ class _opened:
             self.opened: Any = safe_open(self.file, framework="pt")
             return self.opened.__enter__()
         except (OSError, SafetensorError) as error:
-            raise LoadError(f"cannot read {self.file}: {error}") from error
+            raise LoadError(
+                f"cannot read {self.file}: {error}; if it is damaged or incomplete, copy or download it again"
+            ) from error
 
     def __exit__(self, *error: object) -> None:
         self.opened.__exit__(*error)
