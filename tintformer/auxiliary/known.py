@@ -84,6 +84,8 @@ def meta_auxiliary(config: PretrainedConfig, name: str, dtype: torch.dtype | Non
 def _read_path(path: Path) -> PretrainedConfig:
     from transformers import AutoConfig
 
+    from tintformer.auxiliary.untrusted import check_settings
+
     file = path / "config.json" if path.is_dir() else path
     if not file.exists():
         raise LoadError(f"{path} holds no config.json; give a directory that has one, or a JSON file")
@@ -93,6 +95,7 @@ def _read_path(path: Path) -> PretrainedConfig:
         raise LoadError(f"cannot read {file} as JSON: {error}") from error
     if not isinstance(knobs, dict) or "model_type" not in knobs:
         raise LoadError(f"{file} does not say its model_type; give the config.json of a Hugging Face model")
+    check_settings(knobs, str(file))
     try:
         return AutoConfig.from_pretrained(file, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # every family's configuration checks other things in other ways

@@ -14,7 +14,6 @@ from tintformer import walk
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.known import meta_auxiliary, read_config
 from tintformer.auxiliary.ops import Join, Op
-from tintformer.auxiliary.untrusted import check_settings
 from tintformer.batch import Batch
 from tintformer.engines.engine import predict
 from tintformer.engines.fast.engine import predictions
@@ -123,7 +122,6 @@ def plan(
     named = isinstance(model, str | os.PathLike)
     config = read_config(model) if named else getattr(model, "config", model)
     name = os.fspath(model) if named else config.model_type
-    check_settings(config.to_dict(), name)
     auxiliary = meta_auxiliary(config, name, dtype)
     sequences = _sequences(batch, tokens, train)
     run, forward = Meter(), Meter()
