@@ -8,25 +8,14 @@ cost, in multiply-adds an element. The argument is the number of threads: `pytho
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
-from statistics import linear_regression, median
+from statistics import linear_regression
 
 import torch
 
+from tintformer.bench.timing import median_seconds
+
 SHAPES = ((768, 768), (768, 3072), (3072, 768))
 RANKS = (16, 32, 64, 128, 256, 512)
-
-
-def seconds(work: Callable[[], object], repetitions: int = 7) -> float:
-    """The median time of a call, after one to warm up."""
-    work()
-    times: list[float] = []
-    for _ in range(repetitions):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return median(times)
 
 
 def fixed_cost(inputs: int, outputs: int) -> float:
@@ -34,7 +23,7 @@ def fixed_cost(inputs: int, outputs: int) -> float:
     weight, times = torch.randn(1, outputs, inputs), []
     for rank in RANKS:
         x, g = torch.randn(1, rank, inputs), torch.randn(1, rank, outputs)
-        times.append(seconds(lambda x=x, g=g: torch.baddbmm(weight, g.mT, x, alpha=-0.1)))
+        times.append(median_seconds(lambda x=x, g=g: torch.baddbmm(weight, g.mT, x, alpha=-0.1), 7))
     slope, intercept = linear_regression(RANKS, times)
     return intercept / slope
 

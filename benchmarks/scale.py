@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import math
 import sys
-import time
-from collections.abc import Callable
-from statistics import median
 
 import torch
 
 from tintformer import Tint, load, parameters, plan
 from tintformer.bench.cases import random_tokens
 from tintformer.bench.shapes import make_model
+from tintformer.bench.timing import median_seconds
 from tintformer.rule.learning_rule import LearningRule
 
 MODELS = {"125M": "facebook/opt-125m", "1.3B": "facebook/opt-1.3b", "7B": "llama-2-7b-hf", "70B": "llama-2-70b-hf"}
@@ -63,17 +61,6 @@ def simulators() -> None:
         print(f"| {' | '.join(cells)} |", flush=True)
 
 
-def seconds(work: Callable[[], object], repetitions: int = 5) -> float:
-    """The median of several calls, after one to warm up."""
-    work()
-    times: list[float] = []
-    for _ in range(repetitions):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return median(times)
-
-
 def check(name: str, batch: int, tokens: int) -> None:
     """Foreseen and measured time of a pass, in plain forward passes of the Hugging Face model, here."""
     torch.set_num_threads(1)
@@ -82,8 +69,8 @@ def check(name: str, batch: int, tokens: int) -> None:
     train = (torch.arange(tokens) < tokens // 2).expand(batch, -1)
     tint = Tint(load(model), LearningRule(learning_rate=1e-6))
     with torch.inference_mode():
-        forward = seconds(lambda: model(ids, use_cache=False))
-    learnt = seconds(lambda: tint(ids, train_mask=train, logits="none"))
+        forward = median_seconds(lambda: model(ids, use_cache=False), 5)
+    learnt = median_seconds(lambda: tint(ids, train_mask=train, logits="none"), 5)
     foreseen = plan(model.config, batch=batch, tokens=tokens)
     rate = foreseen.flops / learnt / (foreseen.forward_flops / forward)
     print(

@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from statistics import median
 
 import torch
 
@@ -23,6 +24,12 @@ def take_turns(
             gc.collect()  # nobody pays for the garbage of the one before
             seconds[name].append(_seconds(contestant.run) * contestant.scale)
     return seconds
+
+
+def median_seconds(function: Callable[[], object], repetitions: int) -> float:
+    """The median time of a call, after one to warm up."""
+    function()
+    return median(_seconds(function) for _ in range(repetitions))
 
 
 def multiply_add_peak(dtype: torch.dtype, *, size: int = 2048, tries: int = 5) -> float:
