@@ -51,3 +51,13 @@ def smollm2() -> Path:
 def wikitext() -> str:
     path = _need(SHARED / "data" / "wikitext" / "wikitext2.valid.raw.txt", "put the text into ../shared/data/wikitext")
     return path.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """The bundled texts in a file."""
+    from tintformer.bundled import read_text
+
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(read_text(name) for name in ("visit", "address")) + "\n", encoding="utf-8")
+    return path

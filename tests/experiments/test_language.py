@@ -19,7 +19,6 @@ from torch.nn import functional
 
 from tintformer.auxiliary.load import load
 from tintformer.bench.explicit import Explicit, block_names
-from tintformer.bundled import read_text
 from tintformer.errors import InputError
 from tintformer.experiments.language import LanguageModelling, open_language, run_language
 from tintformer.experiments.protocols import FULL_RATES, by_protocol
@@ -30,13 +29,6 @@ from tintformer.experiments.tables.language import language_tables, per_token
 from tintformer.experiments.work import workers
 
 TINT = Path(sys.executable).parent / "tint"
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "texts.txt"
-    path.write_text("\n".join(read_text(name) for name in ("visit", "address")) + "\n", encoding="utf-8")
-    return path
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import pytest
 from praise import save_task
 from typer.testing import CliRunner
 
-from tintformer.bundled import read_text
 from tintformer.cli.app import app
 from tintformer.cli.evaluate import tracking
 from tintformer.cli.evaluate.tracking import Tracking, check_tracker
@@ -23,13 +22,6 @@ from tintformer.errors import InputError
 
 accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 TINT = Path(sys.executable).parent / "tint"
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "texts.txt"
-    path.write_text("\n".join(read_text(name) for name in ("visit", "address")) + "\n", encoding="utf-8")
-    return path
 
 
 def invoked(*words: str) -> str:
