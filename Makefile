@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 SMOLLM2 := .models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf
 
-# Waiting threads sleep instead of spinning (tintformer/waiting.py); this is for what is run without `tint`.
+# Waiting threads sleep instead of spinning (tintformer/threads.py); this is for what is run without `tint`.
 export OMP_WAIT_POLICY ?= passive
 # Spares pyright a look at the registry for a newer version of itself.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
@@ -31,7 +31,7 @@ sweep: $(INSTALLED) ## run the exhaustive sweep over families, rules and shapes
 # Both ends of the range of transformers in pyproject.toml, each in an environment on top of .venv. The tests are those
 # that would notice: every family is read as its own model is, generates and comes back from a file.
 WOULD_NOTICE := tests/auxiliary/test_families.py tests/engines/test_parity.py \
-	tests/hf/test_generate.py tests/hf/test_register.py tests/hf/test_save.py
+	tests/integrations/transformers/test_generate.py tests/integrations/transformers/test_register.py tests/integrations/transformers/test_save.py
 oldest: TRANSFORMERS := $(shell sed -n 's/.*"\(transformers\)>=\([0-9.]*\),<.*".*/\1==\2/p' pyproject.toml)
 newest: TRANSFORMERS := $(shell sed -n 's/.*"\(transformers>=[0-9.]*,<.*\)".*/\1/p' pyproject.toml)
 oldest: ## run the parity tests with the oldest transformers that is supported
@@ -53,10 +53,11 @@ models: $(SMOLLM2) ## fetch the real model that some tests use (SmolLM2-135M, fr
 $(SMOLLM2): | $(INSTALLED)
 	TINTFORMER_CACHE=.models $(BIN)/tint fetch smollm2-135m
 
-lint: $(INSTALLED) ## check style, formatting and types
+lint: $(INSTALLED) ## check style, formatting, types and the order of imports
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
+	$(BIN)/lint-imports
 
 format: $(INSTALLED) ## format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from tintformer.errors import InputError
-from tintformer.files import whole_file
+from tintformer.storage.whole_files import whole_file
 
 Optimizers = Sequence[torch.optim.Optimizer]
 

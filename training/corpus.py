@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tintformer.errors import InputError
-from tintformer.text import read_text
+from tintformer.learning.text import read_text
 from training.settings import Settings
 
 END_OF_TEXT = "<|endoftext|>"

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch.nn import functional
 
 from tintformer.errors import DivergenceError
-from tintformer.files import whole_file
+from tintformer.storage.whole_files import whole_file
 from training.checkpoint import load_checkpoint, read_state, save_checkpoint
 from training.corpus import Windows
 from training.optimizers import create_optimizers

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from tintformer.errors import InputError
-from tintformer.files import whole_file
-from tintformer.text import read_text
+from tintformer.learning.text import read_text
+from tintformer.storage.whole_files import whole_file
 from training.console import one_line_errors
 
 

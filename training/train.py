@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from tintformer.errors import InputError
-from tintformer.files import whole_file
+from tintformer.storage.whole_files import whole_file
 from training.console import one_line_errors, quiet_libraries
 from training.corpus import END_OF_TEXT, Source, Windows, encode_sources, encode_whole, read_sources
 from training.lock import locked

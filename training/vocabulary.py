@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tintformer.files import whole_file
+from tintformer.storage.whole_files import whole_file
 from training.corpus import END_OF_TEXT, Source, documents
 
 

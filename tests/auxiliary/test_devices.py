@@ -18,7 +18,7 @@ from tintformer.auxiliary.describe import _Reader
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.families import families
 from tintformer.auxiliary.ops import Move
-from tintformer.batch import Batch
+from tintformer.execution.batch import Batch
 
 IDS = torch.randint(29, (3, 10), generator=torch.Generator().manual_seed(0))
 TRAIN = (torch.arange(10) < 6).expand(3, -1)
@@ -63,7 +63,7 @@ def test_a_forgotten_move_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("forgotten", ["forward", "backward"])
 def test_a_stream_or_gradient_that_stays_behind_is_an_error(monkeypatch: pytest.MonkeyPatch, forgotten: str) -> None:
-    from tintformer.engines.fast.executor import FastExecutor
+    from tintformer.engines.fast.fast_executor import FastExecutor
 
     target = SECOND if forgotten == "forward" else FIRST
     monkeypatch.setattr(FastExecutor, "move", lambda self, x, device: x if device == target else x.to(device))

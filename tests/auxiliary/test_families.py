@@ -10,12 +10,12 @@ import torch
 from cases import FIRST, MODELS, VOCABULARY, make_model
 
 import tintformer as tint
-from tintformer import walk
 from tintformer.auxiliary import families as registry
 from tintformer.auxiliary.description import ops
 from tintformer.auxiliary.ops import Linear, Norm
-from tintformer.batch import Batch
 from tintformer.engines.reference import TensorExecutor
+from tintformer.execution import walk
+from tintformer.execution.batch import Batch
 
 RULE = tint.LearningRule(learning_rate=0.0)
 

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from tiny import TEXT, save_model
 
-from tintformer import files
 from tintformer.cli import main
 from tintformer.report.write import FILES
+from tintformer.storage import whole_files
 
 TINT = Path(sys.executable).with_name("tint")
 LONG = "The lamp in the harbour is red. " * 200
@@ -279,7 +279,7 @@ def test_a_full_disk(
     if moment == "write":
         monkeypatch.setattr(Path, "write_bytes", failing_write)
     else:
-        monkeypatch.setattr(files.os, "replace", failing_rename)
+        monkeypatch.setattr(whole_files.os, "replace", failing_rename)
     words = ["report", model, TEXT, "--learning-rate", "0.01", "--no-cosine", "-o", out]
     refuse(*words, message="cannot write the report into .*: No space left on device; make room")
     assert contents(tmp_path) == before
@@ -401,7 +401,7 @@ def test_temporary_files_of_others_stay(tmp_path: Path) -> None:
     foreign = [f".page.{here}-1.tmp", ".page.tmp", f".page.more.{here}-4.tmp", ".page.elsewhere-999999999.tmp"]
     for name in (*foreign, f".page.{here}-{os.getpid()}.tmp", f".page.{here}-999999999.tmp"):
         save(tmp_path, name, b"half")
-    with files.whole_file(tmp_path / "page") as temporary:
+    with whole_files.whole_file(tmp_path / "page") as temporary:
         assert {path.name for path in tmp_path.iterdir()} == set(foreign)
         temporary.write_bytes(b"whole")
     assert {path.name for path in tmp_path.iterdir()} == {*foreign, "page"}

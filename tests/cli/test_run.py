@@ -21,7 +21,7 @@ from tintformer.bundled import BUNDLED
 from tintformer.cli.adapt import pad
 from tintformer.cli.options import RuleOptions, attribute_docstrings
 from tintformer.cli.run import Split
-from tintformer.text import encode, find_tokenizer
+from tintformer.learning.text import encode, find_tokenizer
 
 TINT = Path(sys.executable).with_name("tint")
 HALF = len(TEXT) // 2

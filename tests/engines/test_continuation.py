@@ -10,8 +10,8 @@ import torch
 from cases import MODELS, make_batch, make_model, make_rule
 
 import tintformer as tint
-from tintformer.batch import Batch
-from tintformer.engines.continuation import Continuation
+from tintformer.execution.batch import Batch
+from tintformer.execution.continuation import Continuation
 
 PROMPT = 8
 ENGINES = ["fast", "simulator"]

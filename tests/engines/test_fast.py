@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import tintformer as tint
-from tintformer import walk
-from tintformer.batch import Batch
 from tintformer.engines.fast import cost
-from tintformer.engines.fast.executor import FastExecutor
+from tintformer.engines.fast.fast_executor import FastExecutor
 from tintformer.engines.fast.updates import Factors, MatrixUpdate
+from tintformer.execution import walk
+from tintformer.execution.batch import Batch
 
 
 @st.composite

@@ -16,7 +16,7 @@ from tintformer.errors import InputError
 from tintformer.experiments.blocks import Block, Layout, completed, lines_of
 from tintformer.experiments.texts import TextSet, load_texts
 from tintformer.experiments.tokens import Tokens, first_token, tokenise
-from tintformer.text import find_tokenizer
+from tintformer.learning.text import find_tokenizer
 
 ODD = "Zoë\u2019s café — naïve\n\n\n 你好 世界\u3000\uff01🙂👩‍👩‍👧 x\r\n\tعربي \x1c\u2028 e\u0301 <unk> </s> \n \n end"
 TEXTS = st.lists(

@@ -15,7 +15,6 @@ import torch
 from praise import save_task
 from typer.testing import CliRunner
 
-from tintformer.auxiliary.load import load
 from tintformer.cli.app import app
 from tintformer.errors import InputError
 from tintformer.experiments import scoring
@@ -27,6 +26,7 @@ from tintformer.experiments.records import Store
 from tintformer.experiments.tables.classification import classification_tables
 from tintformer.experiments.tables.figures import classification_figures
 from tintformer.experiments.work import workers
+from tintformer.storage.loading import load
 
 TINT = Path(sys.executable).parent / "tint"
 

@@ -17,8 +17,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tintformer.auxiliary.load import load
-from tintformer.bench.explicit import Explicit, block_names
+from tintformer.benchmarks.explicit import Explicit, block_names
 from tintformer.errors import InputError
 from tintformer.experiments.language import LanguageModelling, open_language, run_language
 from tintformer.experiments.protocols import FULL_RATES, by_protocol
@@ -27,6 +26,7 @@ from tintformer.experiments.records import Store
 from tintformer.experiments.tables.figures import language_figures
 from tintformer.experiments.tables.language import language_tables, per_token
 from tintformer.experiments.work import workers
+from tintformer.storage.loading import load
 
 TINT = Path(sys.executable).parent / "tint"
 

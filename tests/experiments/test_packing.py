@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional
 
 from tintformer import LearningRule, Tint
-from tintformer.batch import SHARED as SHARED_BY_TINT
 from tintformer.errors import InputError
+from tintformer.execution.batch import SHARED as SHARED_BY_TINT
 from tintformer.experiments.packing import (
     SHARED,
     Packed,
@@ -27,7 +27,7 @@ from tintformer.experiments.packing import (
 )
 from tintformer.experiments.prompts import Encoder, Role
 from tintformer.experiments.tasks import Example, Prompt
-from tintformer.text import find_tokenizer
+from tintformer.learning.text import find_tokenizer
 
 PROMPT = Prompt(template="Review: {text}\nSentiment:", words=("Negative", "Positive"))
 SHOWN = (

@@ -16,7 +16,7 @@ from tintformer.experiments.prompts import Encoder, Role, Scored
 from tintformer.experiments.tasks import Example, Prompt
 from tintformer.experiments.tasks.description import read_task_description
 from tintformer.experiments.tokens import Tokens, tokenise
-from tintformer.text import find_tokenizer
+from tintformer.learning.text import find_tokenizer
 
 SENTIMENT = Prompt(template="Review: {text}\nSentiment:", words=("Negative", "Positive"))
 PROMPTS = {

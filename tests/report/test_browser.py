@@ -12,10 +12,10 @@ from browser import Browser, find_chromium, running
 from tiny import TEXT, make_model, make_tokenizer
 
 import tintformer as tint
-from tintformer.rates import RateChoice, RatePoint
+from tintformer.learning.rate_selection import RateChoice, RatePoint
+from tintformer.learning.text import encode
 from tintformer.report import Report, collect, write
 from tintformer.report.pieces import visible
-from tintformer.text import encode
 
 SIZES = [(1280, 900), (390, 844)]
 TRAIN = 60

@@ -21,16 +21,16 @@ from tiny import TEXT, make_model, make_tokenizer, save_model
 
 import tintformer as tint
 from tintformer import report as reports
-from tintformer.batch import Batch
+from tintformer.analysis.verify.gradients import align, simulated_gradient, true_gradient
 from tintformer.cli.report import report as command
+from tintformer.execution.batch import Batch
+from tintformer.learning.text import encode
 from tintformer.report import Report, collect, write
 from tintformer.report.alignment import LIMIT, cosines
 from tintformer.report.figures import NAMES
 from tintformer.report.page import colour_limit, perplexity, rule_text, shade, signed
 from tintformer.report.panels import short, smooth, smoothing_window, tidy
 from tintformer.report.pieces import cut, visible
-from tintformer.text import encode
-from tintformer.verify.gradients import align, simulated_gradient, true_gradient
 
 RULE = tint.LearningRule(learning_rate=0.01, steps=2)
 TRAIN = 60

@@ -12,6 +12,7 @@ import torch
 from transformers.activations import ACT2FN
 from transformers.models.bloom.modeling_bloom import bloom_gelu_forward
 
+from tintformer.auxiliary.activations import FUNCTIONS
 from tintformer.auxiliary.ops import Alibi, Attend, Rotary
 from tintformer.rule import activation, attention, head, linear, norm
 
@@ -56,7 +57,7 @@ def test_layer_norm_is_torchs() -> None:
     torch.testing.assert_close(norm.forward(x, scale, bias, kind="layer", epsilon=1e-3), expected, **CLOSE)
 
 
-@pytest.mark.parametrize("name", activation.FUNCTIONS)
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_activation(name: str) -> None:
     x = (3 * randn(2, 50, 3)).requires_grad_()
     theirs = bloom_gelu_forward if name == "gelu_bloom" else ACT2FN[name]

@@ -13,19 +13,19 @@ from cases import FIRST, call, make_batch, make_model, make_rule
 from torch import Tensor
 
 import tintformer as tint
-from tintformer import walk
+from tintformer.auxiliary.activations import FUNCTIONS
 from tintformer.auxiliary.ops import Activation, Alibi, Attend, Linear, Norm, Product, Rotary, Weight
-from tintformer.batch import Batch
+from tintformer.execution import walk
+from tintformer.execution.batch import Batch
 from tintformer.rule import activation, attention, linear, norm
-from tintformer.rule.activation import FUNCTIONS
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator import prefix
-from tintformer.simulator.executor import SimulatorExecutor
 from tintformer.simulator.geometry import Cut, Geometry
 from tintformer.simulator.layouts import Layout
-from tintformer.simulator.modules.attention import Scene
+from tintformer.simulator.module_factory import Maker
+from tintformer.simulator.modules.self_attention import Scene
 from tintformer.simulator.primitives import attention as forms
-from tintformer.simulator.structure import Maker
+from tintformer.simulator.simulator_executor import SimulatorExecutor
 from tintformer.simulator.tokens import Tokens, cut_tokens
 from tintformer.simulator.wiring import Place
 

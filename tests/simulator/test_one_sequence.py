@@ -23,7 +23,7 @@ from tintformer.simulator.geometry import Cut, Geometry, LayoutName
 from tintformer.simulator.layouts import Layout
 from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward
 from tintformer.simulator.primitives.attention import Attention, Positional, linear
-from tintformer.simulator.primitives.linear import DimensionWise
+from tintformer.simulator.primitives.linear_maps import DimensionWise
 from tintformer.simulator.regions import Phase, decode, encode, regions
 from tintformer.simulator.wiring import Place
 

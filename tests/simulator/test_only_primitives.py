@@ -24,10 +24,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import tintformer as tint
-from tintformer.batch import Batch
-from tintformer.engines import engine
-from tintformer.simulator.executor import SimulatorExecutor
+from tintformer.execution import engine
+from tintformer.execution.batch import Batch
 from tintformer.simulator.primitives.primitive import Primitive
+from tintformer.simulator.simulator_executor import SimulatorExecutor
 
 CASES = [
     *itertools.product(["gpt2", "qwen3"], ["default", "paper", "full"]),

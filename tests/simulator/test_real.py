@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_real_models import encode
+from real_text import encode
 from torch import Tensor
 
 import tintformer as tint

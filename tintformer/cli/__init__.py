@@ -9,7 +9,7 @@ import sys
 def main() -> None:
     """Run the command line; bad input ends in one line on standard error and exit code 2, Ctrl-C quietly in 130."""
     from tintformer.errors import TintError
-    from tintformer.waiting import settle_waiting
+    from tintformer.threads import settle_waiting
 
     settle_waiting()
 

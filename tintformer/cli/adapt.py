@@ -17,15 +17,15 @@ from tintformer.cli.learning import (
     print_rate,
     settle_rule,
 )
-from tintformer.cli.options import Dtype, Model, RuleOptions, Text, with_rule_options
-from tintformer.cli.output import Json, print_json
+from tintformer.cli.options import Dtype, Json, Model, RuleOptions, Text, with_rule_options
+from tintformer.console import print_json
 from tintformer.errors import InputError
 
 if TYPE_CHECKING:
     import torch
 
     from tintformer.auxiliary.description import Auxiliary
-    from tintformer.text import Encoded
+    from tintformer.learning.text import Encoded
 
 
 @with_rule_options
@@ -42,7 +42,7 @@ def adapt(
     json: Json = False,
 ) -> None:
     """Train a model on texts and write the update, for `tint run --adapted` and `tintformer.Tuned.load`."""
-    from tintformer.text import encode, find_tokenizer, read_text
+    from tintformer.learning.text import encode, find_tokenizer, read_text
 
     rule.build()
     _check_writable(output)
@@ -61,8 +61,8 @@ def train_and_save(
     auxiliary: Auxiliary, options: RuleOptions, input_ids: torch.Tensor, attended: torch.Tensor, output: Path
 ) -> dict[str, Any]:
     """Learn one update from all rows, write it, and say how the loss on them changed."""
-    from tintformer.tint import Tint
-    from tintformer.tuned import Tuned
+    from tintformer.learning.tint import Tint
+    from tintformer.learning.tuned import Tuned
 
     rule, choice = settle_rule(options, auxiliary, input_ids, attended, together=True, attention_mask=attended)
     tuned = Tint(auxiliary, rule).adapt(input_ids, attention_mask=attended)

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-import tintformer
 from tintformer.cli import (
     adapt,
     bench,
@@ -23,6 +22,7 @@ from tintformer.cli import (
     run,
     verify,
 )
+from tintformer.version import __version__
 
 app = typer.Typer(
     name="tint",
@@ -49,7 +49,7 @@ app.command("lm-eval", no_args_is_help=True, context_settings=lm_eval.PASS_ON)(l
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(tintformer.__version__)
+        print(__version__)
         raise typer.Exit
 
 

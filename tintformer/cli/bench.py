@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tintformer.cli.output import Json, print_json, print_table, progress_bar
+from tintformer.cli.options import Json
+from tintformer.console import print_json, print_table, progress_bar
 
 QUICK: dict[str, Any] = {
     "models": ("tiny",),
@@ -54,9 +55,9 @@ def bench(
 
     All contestants take turns in one process, so that drift of the machine hits all alike; times are medians.
     """
-    from tintformer.bench.report import check_output, save
-    from tintformer.bench.run import measure
-    from tintformer.bench.settings import Settings
+    from tintformer.benchmarks.report import check_output, save
+    from tintformer.benchmarks.run import measure
+    from tintformer.benchmarks.settings import Settings
 
     asked: dict[str, Any] = {
         "models": tuple(model or ()),
@@ -84,7 +85,7 @@ def bench(
 
 def _print_tables(records: list[dict[str, Any]]) -> None:
     """One table a model and case, narrow enough for a terminal, and the notes below it."""
-    from tintformer.bench.report import setting_line, table_rows
+    from tintformer.benchmarks.report import setting_line, table_rows
 
     print(setting_line(records[0]))
     for model, case in dict.fromkeys((record["model"], record["case"]) for record in records):

@@ -14,6 +14,7 @@ from tintformer.cli.learning import made_with, open_model, plain_warnings, print
 from tintformer.cli.options import (
     Attention,
     Dtype,
+    Json,
     Layout,
     Model,
     RuleOptions,
@@ -24,12 +25,12 @@ from tintformer.cli.options import (
     construction_knobs,
     with_rule_options,
 )
-from tintformer.cli.output import Json, print_json, print_table
+from tintformer.console import print_json, print_table
 from tintformer.errors import InputError, LoadError
 
 if TYPE_CHECKING:
     from tintformer.auxiliary.description import Auxiliary
-    from tintformer.rates import RateChoice
+    from tintformer.learning.rate_selection import RateChoice
     from tintformer.rule.learning_rule import LearningRule
     from tintformer.simulator.simulator import Simulator
 
@@ -81,7 +82,7 @@ def _settle(
         return options.build(), None
     import torch
 
-    from tintformer.text import encode, find_tokenizer, read_text
+    from tintformer.learning.text import encode, find_tokenizer, read_text
 
     input_ids = torch.tensor([encode(find_tokenizer(model), read_text(text, file)).input_ids])
     return settle_rule(options, auxiliary, input_ids, torch.ones_like(input_ids, dtype=torch.bool))
@@ -95,7 +96,7 @@ def _construct(auxiliary: Auxiliary, rule: LearningRule, knobs: dict[str, Any]) 
 
 def _check_directory(output: Path) -> None:
     """Refuse before the work what must not be replaced after it."""
-    from tintformer.simulator.checkpoint import is_simulator
+    from tintformer.storage.loading import is_simulator
 
     if output.exists() and not output.is_dir():
         raise InputError(f"cannot write {output}: it is a file; give a directory")
@@ -108,7 +109,7 @@ def _check_directory(output: Path) -> None:
 
 def _write(simulator: Simulator, model: str, output: Path, *, full: bool) -> None:
     """Write beside the target and rename, so that the directory is there whole or not at all."""
-    from tintformer.text import find_tokenizer
+    from tintformer.learning.text import find_tokenizer
 
     temporary, old = (output.absolute().with_name(f".{output.name}.{os.getpid()}.{end}") for end in ("new", "old"))
     try:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tintformer.cli.learning import open_model, plain_warnings
-from tintformer.cli.output import Json, print_json, print_table, progress_bar
+from tintformer.cli.options import Json
+from tintformer.console import print_json, print_table, progress_bar
 
 if TYPE_CHECKING:
     from tintformer.auxiliary.description import Auxiliary
@@ -32,7 +33,7 @@ def demo(
     simulator. Nothing is downloaded.
     """
     from tintformer.bundled import BUNDLED, TEXTS
-    from tintformer.text import find_tokenizer
+    from tintformer.learning.text import find_tokenizer
 
     places = {pair: output / "-".join(pair) for pair in zip(BUNDLED, TEXTS, strict=True)} if report else {}
     for place in places.values():
@@ -64,13 +65,13 @@ def show(auxiliary: Auxiliary, tokenizer: Any, name: str, output: Path | None) -
     """One model on one text: losses four ways, how far they agree, and how large everything is."""
     import torch
 
+    from tintformer.analysis.paper_formula import Formula
     from tintformer.bundled import read_text
-    from tintformer.rates import choose_rate
+    from tintformer.learning.rate_selection import choose_rate
+    from tintformer.learning.text import encode
+    from tintformer.learning.tint import Tint
     from tintformer.rule.learning_rule import LearningRule
-    from tintformer.simulator.formula import Formula
     from tintformer.simulator.simulator import build
-    from tintformer.text import encode
-    from tintformer.tint import Tint
 
     text = read_text(name)
     encoded = encode(tokenizer, text)
@@ -136,8 +137,8 @@ def explicit_loss(auxiliary: Auxiliary, ids: Any, num_train: int) -> float:
     """Fine-tuning of all block weights by autograd and SGD, at its own best rate inside the training part."""
     import torch
 
-    from tintformer.bench.explicit import Explicit, block_names
-    from tintformer.rates import choose_rate
+    from tintformer.benchmarks.explicit import Explicit, block_names
+    from tintformer.learning.rate_selection import choose_rate
     from tintformer.rule.learning_rule import LearningRule
 
     train = torch.arange(ids.shape[1])[None] < num_train
@@ -150,8 +151,8 @@ def cosine(auxiliary: Auxiliary, ids: Any, train: Any) -> float:
     """Between the simulated gradient and the true one, over all parameters of the blocks and the final norm."""
     import torch
 
+    from tintformer.learning.tint import Tint
     from tintformer.rule.learning_rule import LearningRule
-    from tintformer.tint import Tint
 
     true, ours = (
         Tint(auxiliary, make(learning_rate=1e-3))(ids, train_mask=train, logits="none").updates()

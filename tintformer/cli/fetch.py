@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from tintformer.cli.output import Json, print_json, print_table, progress_bar
+from tintformer.cli.options import Json
+from tintformer.console import print_json, print_table, progress_bar
 from tintformer.errors import InputError
 
 
@@ -37,7 +38,7 @@ def fetch(
 def _fetch(names: list[str], json: bool) -> None:
     from dataclasses import asdict
 
-    from tintformer.fetch.run import fetch, kind_of
+    from tintformer.cli.fetch_names import fetch, kind_of
 
     for name in names:  # a wrong name is refused before anything is downloaded
         kind_of(name)
@@ -53,8 +54,8 @@ def _fetch(names: list[str], json: bool) -> None:
 
 
 def _list(json: bool) -> None:
-    from tintformer.fetch.places import cache_directory
-    from tintformer.fetch.run import known
+    from tintformer.cli.fetch_names import known
+    from tintformer.storage.cache_paths import cache_directory
 
     rows = known()
     if json:

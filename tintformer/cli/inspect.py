@@ -13,6 +13,7 @@ from tintformer.cli.learning import finite, made_with, open_model, plain_warning
 from tintformer.cli.options import (
     Attention,
     Dtype,
+    Json,
     Layout,
     RuleOptions,
     Stack,
@@ -22,18 +23,18 @@ from tintformer.cli.options import (
     given_names,
     with_rule_options,
 )
-from tintformer.cli.output import Json, print_json
 from tintformer.cli.run import TRAIN_FRACTION, Split
+from tintformer.console import print_json
 from tintformer.errors import InputError, LoadError
 
 if TYPE_CHECKING:
     import torch
 
+    from tintformer.analysis.module_plan import Keep
+    from tintformer.analysis.observe import Observation
     from tintformer.auxiliary.description import Auxiliary
-    from tintformer.rates import RateChoice
+    from tintformer.learning.rate_selection import RateChoice
     from tintformer.rule.learning_rule import LearningRule
-    from tintformer.simulator.inspect import Keep
-    from tintformer.simulator.observe import Observation
     from tintformer.simulator.simulator import Simulator
 
 TOKENS = 24
@@ -137,8 +138,8 @@ def inspect(
 
 def read(text: str | None, file: Path | None) -> str:
     """The text to run on: what was given, or the one that `tint verify` reads too."""
-    from tintformer.text import read_text
-    from tintformer.verify.settings import TEXT
+    from tintformer.analysis.verify.settings import TEXT
+    from tintformer.learning.text import read_text
 
     return TEXT if text is None and file is None else read_text(text, file)
 
@@ -159,7 +160,7 @@ class Subject:
 
     @property
     def is_built(self) -> bool:
-        from tintformer.simulator.checkpoint import is_simulator
+        from tintformer.storage.loading import is_simulator
 
         return is_simulator(Path(self.model).expanduser())
 
@@ -201,7 +202,7 @@ class Subject:
 
 def open_for_plan(model: str, dtype: str) -> Auxiliary:
     """A model without its weights, from its configuration; with them where there is no configuration to be had."""
-    from tintformer.auxiliary.known import meta_auxiliary, read_config
+    from tintformer.storage.configs import meta_auxiliary, read_config
 
     try:
         config = read_config(model)
@@ -216,14 +217,14 @@ def draw_figures(directory: Path, model: str, dtype: str) -> Record:
         import matplotlib as _  # noqa: F401 (asked for here, so that its absence is one clear line)
     except ImportError:
         raise InputError("figures need matplotlib: pip install matplotlib") from None
-    from tintformer.simulator.figures import draw
+    from tintformer.analysis.construction_figures import draw
 
     return {"model": model, "figures": [str(path) for path in draw(open_for_plan(model, dtype), directory)]}
 
 
 def plan_record(simulator: Simulator, view: View, choice: RateChoice | None) -> Record:
     """The identity of a simulator, its sizes and the plan of what is shown."""
-    from tintformer.simulator.inspect import plan
+    from tintformer.analysis.module_plan import plan
 
     g = simulator.geometry
     sizes = ("dim_aux", "dim_slot", "slots", "dim_sim", "stack", "shards", "num_prefix", "num_heads", "head_dim")
@@ -242,9 +243,9 @@ def run_and_observe(subject: Subject, content: str, tokens: int, split: Split, v
     """The plan, and what stood in the regions of every module while the pass ran on a text."""
     import torch
 
-    from tintformer.batch import Batch
-    from tintformer.simulator.observe import observe
-    from tintformer.text import encode, find_tokenizer
+    from tintformer.analysis.observe import observe
+    from tintformer.execution.batch import Batch
+    from tintformer.learning.text import encode, find_tokenizer
 
     loaded = subject.load()
     encoded = encode(find_tokenizer(subject.model), content)
@@ -272,7 +273,7 @@ def run_and_observe(subject: Subject, content: str, tokens: int, split: Split, v
 
 def observation_record(simulator: Simulator, observation: Observation, token: int, first: int) -> Record:
     """What one module had in its regions; numbers of the token alone, none where it took no part."""
-    from tintformer.simulator.inspect import region_table
+    from tintformer.analysis.module_plan import region_table
 
     rows: list[Record] = []
     for region in region_table(simulator, simulator.places[observation.op], observation.phase):

@@ -12,14 +12,14 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from tintformer.cli.options import DTYPES, RuleOptions
-from tintformer.cli.output import print_table
+from tintformer.console import print_table
 from tintformer.errors import InputError, LoadError, TintWarning
 
 if TYPE_CHECKING:
     import torch
 
     from tintformer.auxiliary.description import Auxiliary
-    from tintformer.rates import RateChoice
+    from tintformer.learning.rate_selection import RateChoice
     from tintformer.rule.learning_rule import LearningRule
 
 
@@ -46,8 +46,8 @@ def open_model(name: str, dtype: str) -> Auxiliary:
     quiet_libraries()
     import torch
 
-    from tintformer.auxiliary.load import load
-    from tintformer.planning.estimate import refuse_the_impossible
+    from tintformer.analysis.planning.estimate import refuse_the_impossible
+    from tintformer.storage.loading import load
 
     refuse_the_impossible(name, getattr(torch, dtype))
     return load(name, dtype=getattr(torch, dtype))
@@ -95,7 +95,7 @@ def settle_rule(
         return rule, None
     from rich.console import Console
 
-    from tintformer.rates import RatePoint, choose_rate
+    from tintformer.learning.rate_selection import RatePoint, choose_rate
 
     console = Console(stderr=True)
     with console.status("choosing a learning rate") as status:
@@ -140,7 +140,7 @@ def made_with(auxiliary: Auxiliary, rule: LearningRule, choice: RateChoice | Non
     import torch
     import transformers
 
-    import tintformer
+    from tintformer.version import __version__
 
     curve = [{"rate": point.rate, "loss": finite(point.loss)} for point in choice.curve] if choice else []
     return {
@@ -149,7 +149,7 @@ def made_with(auxiliary: Auxiliary, rule: LearningRule, choice: RateChoice | Non
         "rule": asdict(rule),
         "rate_choice": {**asdict(choice), "curve": curve} if choice else None,
         "versions": {
-            "tintformer": tintformer.__version__,
+            "tintformer": __version__,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },

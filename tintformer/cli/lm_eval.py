@@ -38,7 +38,7 @@ def lm_eval(
     with started():
         from lm_eval.__main__ import cli_evaluate
 
-        from tintformer.harness import TASKS
+        from tintformer.integrations.lm_eval import TASKS
 
         given: dict[str, Any] = {"data": data and str(data), "tests": tests, "variant": variant}
         settings = {name: value for name, value in given.items() if value is not None}

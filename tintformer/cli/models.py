@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tintformer.cli.output import Json, print_json, print_table
+from tintformer.cli.options import Json
+from tintformer.console import print_json, print_table
 
 
 def models(json: Json = False) -> None:

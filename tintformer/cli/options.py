@@ -28,6 +28,7 @@ Model = Annotated[
         show_default=False,
     ),
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Text = Annotated[str | None, typer.Argument(help="The text; - reads standard input.", show_default=False)]
 Layout = Annotated[
     str | None,

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tintformer.cli.output import Json, print_json, print_table
+from tintformer.cli.options import Json
+from tintformer.console import print_json, print_table
 from tintformer.errors import TintError
 
 if TYPE_CHECKING:
-    from tintformer.simulator.accounting import Parameters
-    from tintformer.simulator.formula import Formula
+    from tintformer.analysis.accounting import Parameters
+    from tintformer.analysis.paper_formula import Formula
 
 LAYOUTS = ("paper", "lean")
 
@@ -47,10 +48,10 @@ def params(
 
 def count(model: str, *, layout: str | None = None, stack: int = 4) -> dict[str, Any]:
     """Everything that the command prints: the paper's formula, the construction, the strategies."""
-    from tintformer.auxiliary.known import meta_auxiliary, read_config
-    from tintformer.simulator.accounting import linear_forward_size, parameters
-    from tintformer.simulator.formula import Formula
-    from tintformer.simulator.strategies import strategies
+    from tintformer.analysis.accounting import count_parameters, linear_forward_size
+    from tintformer.analysis.paper_formula import Formula
+    from tintformer.analysis.strategies import strategies
+    from tintformer.storage.configs import meta_auxiliary, read_config
 
     if layout is not None and layout not in LAYOUTS:
         raise TintError(f"layout={layout!r} is unknown; choose one of {', '.join(LAYOUTS)}")
@@ -58,7 +59,7 @@ def count(model: str, *, layout: str | None = None, stack: int = 4) -> dict[str,
     formula = Formula.of(config, stack=stack)
     auxiliary = meta_auxiliary(config, model)
     counted = [
-        parameters(auxiliary, layout=name, stack=stack, tie_blocks=tied)
+        count_parameters(auxiliary, layout=name, stack=stack, tie_blocks=tied)
         for name in (LAYOUTS if layout is None else (layout,))
         for tied in (False, True)
     ]

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tintformer.cli.learning import check_dtype, quiet_libraries
-from tintformer.cli.options import Dtype, RuleOptions, with_rule_options
-from tintformer.cli.output import Json, print_json, print_table
+from tintformer.cli.options import Dtype, Json, RuleOptions, with_rule_options
+from tintformer.console import print_json, print_table
 
 if TYPE_CHECKING:
-    from tintformer.planning.estimate import Plan
+    from tintformer.analysis.planning.estimate import Plan
 
 
 @with_rule_options
@@ -39,14 +39,14 @@ def plan(
     json: Json = False,
 ) -> None:
     """Estimate memory and arithmetic of a run from the model's configuration; exit code 2 if it cannot fit."""
-    from tintformer.planning.room import free_memory, parse_size
+    from tintformer.analysis.planning.device_memory import free_memory, parse_size
 
     check_dtype(dtype)
     room = free_memory(device) if memory is None else parse_size(memory)
     quiet_libraries()
     import torch
 
-    from tintformer.planning.estimate import plan as estimate
+    from tintformer.analysis.planning.estimate import plan as estimate
 
     foreseen = estimate(
         model,

@@ -18,9 +18,9 @@ from tintformer.cli.learning import (
     print_rate,
     settle_rule,
 )
-from tintformer.cli.options import BeyondContext, Dtype, Model, RuleOptions, Text, with_rule_options
-from tintformer.cli.output import Json, print_json
+from tintformer.cli.options import BeyondContext, Dtype, Json, Model, RuleOptions, Text, with_rule_options
 from tintformer.cli.run import TRAIN_FRACTION, Split
+from tintformer.console import print_json
 
 if TYPE_CHECKING:
     from tintformer.report import Report
@@ -54,8 +54,8 @@ def report(
     """Do what `tint run` does, and write a page that shows what changed, token by token and inside of the model."""
     from rich.console import Console
 
+    from tintformer.learning.text import encode, find_tokenizer, read_text
     from tintformer.report import check_directory, collect, write
-    from tintformer.text import encode, find_tokenizer, read_text
 
     split = Split(train_fraction=train_fraction, train_tokens=train_tokens)
     rule.build()

@@ -21,18 +21,18 @@ from tintformer.cli.learning import (
     settle_rule,
     shown,
 )
-from tintformer.cli.options import BeyondContext, Dtype, Model, RuleOptions, Text, given_names, with_rule_options
-from tintformer.cli.output import Json, print_json, print_table
+from tintformer.cli.options import BeyondContext, Dtype, Json, Model, RuleOptions, Text, given_names, with_rule_options
+from tintformer.console import print_json, print_table
 from tintformer.errors import InputError
 
 if TYPE_CHECKING:
     import torch
 
     from tintformer.auxiliary.description import Auxiliary
-    from tintformer.rates import RateChoice
+    from tintformer.learning.rate_selection import RateChoice
+    from tintformer.learning.text import Encoded
+    from tintformer.learning.tuned import Tuned
     from tintformer.rule.learning_rule import LearningRule
-    from tintformer.text import Encoded
-    from tintformer.tuned import Tuned
 
 TRAIN_FRACTION = 0.5
 
@@ -101,7 +101,7 @@ def run(
     json: Json = False,
 ) -> None:
     """Train a model inside the pass on the first part of a text, and predict the rest with the updated weights."""
-    from tintformer.text import encode, find_tokenizer, read_text
+    from tintformer.learning.text import encode, find_tokenizer, read_text
 
     split = Split(train_fraction=train_fraction, train_tokens=train_tokens)
     rule.build()
@@ -143,7 +143,7 @@ def train_inside(auxiliary: Auxiliary, encoded: Encoded, split: Split, options: 
     """Train on the first part within the pass and score the second, before and after."""
     import torch
 
-    from tintformer.tint import Tint
+    from tintformer.learning.tint import Tint
 
     input_ids = torch.tensor([encoded.input_ids])
     num_train = split.of(input_ids.shape[1])
@@ -167,7 +167,7 @@ def use_update(auxiliary: Auxiliary, encoded: Encoded, path: Path) -> Result:
     """Score the whole text with an update that was learnt earlier, and without it."""
     import torch
 
-    from tintformer.tuned import Tuned
+    from tintformer.learning.tuned import Tuned
 
     input_ids = torch.tensor([encoded.input_ids])
     tuned = Tuned.load(path, auxiliary)
@@ -203,7 +203,7 @@ def continuation(result: Result, encoded: Encoded, tokenizer: Any, num_tokens: i
     """The most likely next tokens after the whole text, one by one, with the updated weights."""
     import torch
 
-    from tintformer.text import decode_continuation
+    from tintformer.learning.text import decode_continuation
 
     input_ids = torch.tensor([encoded.input_ids])
     ids = result.tuned().generate(input_ids, max_new_tokens=num_tokens, do_sample=False)

@@ -11,6 +11,7 @@ from tintformer.cli.learning import open_model, plain_warnings
 from tintformer.cli.options import (
     Attention,
     Dtype,
+    Json,
     Layout,
     Model,
     SoftmaxForm,
@@ -19,14 +20,14 @@ from tintformer.cli.options import (
     Untied,
     construction_knobs,
 )
-from tintformer.cli.output import Json, print_json, print_table, progress_bar
 from tintformer.cli.run import TRAIN_FRACTION, Split
+from tintformer.console import print_json, print_table, progress_bar
 
 if TYPE_CHECKING:
     import torch
 
+    from tintformer.analysis.verify.verification_tables import Report
     from tintformer.auxiliary.description import Auxiliary
-    from tintformer.verify.report import Report
 
 TOKENS = 128
 
@@ -74,11 +75,11 @@ def verify(
     with the true one. Softmax attentions are reported and not judged. Without a text a short one is read. The exit code
     is 1 if anything is outside of its tolerance.
     """
+    from tintformer.analysis.verify.settings import TEXT, Settings
+    from tintformer.analysis.verify.subject import find_subject
+    from tintformer.analysis.verify.verification import verify as run_verify
+    from tintformer.learning.text import read_text
     from tintformer.rule.learning_rule import PRESETS
-    from tintformer.text import read_text
-    from tintformer.verify.run import verify as run_verify
-    from tintformer.verify.settings import TEXT, Settings
-    from tintformer.verify.subject import find_subject
 
     split = Split(train_fraction=train_fraction, train_tokens=train_tokens)
     knobs = construction_knobs(
@@ -110,7 +111,7 @@ def encode_for(auxiliary: Auxiliary, model: str, content: str, tokens: int | Non
     """The first tokens of the text, as many as were asked for or as the model has room for."""
     import torch
 
-    from tintformer.text import encode, find_tokenizer
+    from tintformer.learning.text import encode, find_tokenizer
 
     ids = encode(find_tokenizer(model), content).input_ids
     room = auxiliary.max_positions or TOKENS
@@ -126,7 +127,7 @@ def _first(input_ids: torch.Tensor, split: Split) -> torch.Tensor:
 
 def print_report(report: Report) -> None:
     """The report for people: a table for each question, and the verdict."""
-    from tintformer.verify import report as tables
+    from tintformer.analysis.verify import verification_tables as tables
 
     print(_title(report.identity))
     print_table(tables.module_rows(report), title="modules: largest error relative to the reference, worst preset")

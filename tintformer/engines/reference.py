@@ -12,15 +12,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tintformer import walk
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.ops import Activation, Add, Attend, Join, Linear, Norm, Op, Product, Rotary, Weight
-from tintformer.batch import Batch
-from tintformer.engines.engine import EngineResult, compute_dtype, predict, to_parameters
-from tintformer.insight.hooks import Hooks
+from tintformer.execution import walk
+from tintformer.execution.batch import Batch
+from tintformer.execution.engine import EngineResult, compute_dtype, predict, to_parameters
+from tintformer.execution.hooks import Hooks
 from tintformer.rule import activation, attention, head, linear, norm
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.movement import movable, moving
+from tintformer.rule.trainable import movable, moving
 
 
 class ReferenceEngine:

@@ -8,7 +8,7 @@ from typing import Literal, Protocol, get_args
 
 from tintformer.errors import InputError
 from tintformer.experiments.methods import METHODS, Method, find_methods
-from tintformer.rates import RatePoint, rate_curve
+from tintformer.learning.rate_selection import RatePoint, rate_curve
 
 USUAL = 10
 """Rates that a search of its own tries, about."""

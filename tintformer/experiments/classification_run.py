@@ -10,7 +10,7 @@ from typing import Any, Literal
 from tintformer.experiments.choosing import chosen_rates
 from tintformer.experiments.classification import AT_ONCE, ClassificationUnit, InContextLearning, open_classification
 from tintformer.experiments.work import Workers
-from tintformer.rates import RatePoint
+from tintformer.learning.rate_selection import RatePoint
 
 
 @dataclass(frozen=True, kw_only=True)

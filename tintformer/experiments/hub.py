@@ -10,7 +10,7 @@ from typing import Any
 from tintformer.errors import InputError, cause
 from tintformer.experiments.described import a_string, checked
 from tintformer.experiments.rows import EXTRA, Row, read_rows
-from tintformer.fetch.places import rows_file
+from tintformer.storage.cache_paths import rows_file
 
 
 @dataclass(frozen=True, kw_only=True)

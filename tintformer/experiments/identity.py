@@ -9,8 +9,8 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-import tintformer
 from tintformer.errors import InputError, LoadError
+from tintformer.version import __version__
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -122,7 +122,7 @@ def code_version() -> str:
     digest = hashlib.sha256()
     for path, content in sorted(_sources(files("tintformer"), "")):
         digest.update(f"{path} {len(content)}\n".encode() + content)
-    return f"{tintformer.__version__}+{digest.hexdigest()[:16]}"
+    return f"{__version__}+{digest.hexdigest()[:16]}"
 
 
 def _sources(folder: Traversable, path: str) -> list[tuple[str, bytes]]:

@@ -13,7 +13,7 @@ from tintformer.errors import DivergenceError, InputError
 from tintformer.experiments.choosing import ChosenOn, check_chosen_on, chosen_rates, rates_tried
 from tintformer.experiments.methods import METHODS, check_rules, find_methods
 from tintformer.experiments.work import Workers
-from tintformer.rates import RatePoint
+from tintformer.learning.rate_selection import RatePoint
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -117,7 +117,7 @@ class LanguageModelling:
         import torch
 
         from tintformer.experiments.learning import learn_each
-        from tintformer.tuned import Tuned
+        from tintformer.learning.tuned import Tuned
 
         train = (torch.arange(ids.shape[1]) < unit.num_train).expand(ids.shape)
         how = METHODS[unit.method].how(unit.rate, layers=self.layers, steps=self.steps)

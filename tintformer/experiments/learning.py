@@ -9,8 +9,8 @@ from tintformer.rule.learning_rule import LearningRule
 
 if TYPE_CHECKING:
     from tintformer.auxiliary.description import Auxiliary
-    from tintformer.output import Logits, TintOutput
-    from tintformer.tuned import Tuned
+    from tintformer.execution.output import Logits, TintOutput
+    from tintformer.learning.tuned import Tuned
 
 How = LearningRule | lora.Lora
 """All that decides what is learnt from given tokens."""
@@ -19,10 +19,10 @@ How = LearningRule | lora.Lora
 def learn_each(auxiliary: Auxiliary, how: How, engine: str, *, logits: Logits = "none", **learning: Any) -> TintOutput:
     """Every sequence learns from its own training part, and is predicted afterwards."""
     if isinstance(how, lora.Lora):
-        from tintformer.batch import Batch
+        from tintformer.execution.batch import Batch
 
         return lora.learn_each(auxiliary, how, Batch.of(auxiliary, **learning), logits=logits)
-    from tintformer.tint import Tint
+    from tintformer.learning.tint import Tint
 
     return Tint(auxiliary, how, engine=engine)(**learning, logits=logits)
 
@@ -30,13 +30,13 @@ def learn_each(auxiliary: Auxiliary, how: How, engine: str, *, logits: Logits = 
 def learn_once(auxiliary: Auxiliary, how: How | None, **learning: Any) -> Tuned:
     """One update from all sequences together; with None in place of a way to learn, none at all."""
     if how is None:
-        from tintformer.tuned import Tuned
+        from tintformer.learning.tuned import Tuned
 
         return Tuned.untrained(auxiliary)
     if isinstance(how, lora.Lora):
-        from tintformer.batch import Batch
+        from tintformer.execution.batch import Batch
 
         return lora.learn(auxiliary, how, Batch.of(auxiliary, **learning))
-    from tintformer.tint import Tint
+    from tintformer.learning.tint import Tint
 
     return Tint(auxiliary, how).adapt(**learning)

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from tintformer.auxiliary.description import Auxiliary
     from tintformer.auxiliary.ops import Weight
-    from tintformer.batch import Batch
     from tintformer.engines.fast.updates import Updates
-    from tintformer.output import Logits, TintOutput
-    from tintformer.tuned import Tuned
+    from tintformer.execution.batch import Batch
+    from tintformer.execution.output import Logits, TintOutput
+    from tintformer.learning.tuned import Tuned
 
 ADAPTER = "default"
 TOKENS = 2048
@@ -74,7 +74,7 @@ class Lora:
 
 def learn(auxiliary: Auxiliary, lora: Lora, batch: Batch) -> Tuned:
     """One update from all sequences, the losses of their targets summed, as `Tint.adapt` learns."""
-    from tintformer.tuned import Tuned
+    from tintformer.learning.tuned import Tuned
 
     updates = _Adapters(auxiliary, lora).train(_examples(batch, range(len(batch.input_ids))))
     return Tuned(auxiliary, lora.rule, updates)
@@ -84,10 +84,10 @@ def learn_each(auxiliary: Auxiliary, lora: Lora, batch: Batch, *, logits: Logits
     """Every sequence learns on its own and is then predicted; the result is that of `Tint(...)`."""
     import torch
 
-    from tintformer import walk
-    from tintformer.engines.fast.engine import changes, predictions
-    from tintformer.engines.fast.executor import FastExecutor
-    from tintformer.output import TintOutput, positions_of
+    from tintformer.engines.fast.fast_engine import changes, predictions
+    from tintformer.engines.fast.fast_executor import FastExecutor
+    from tintformer.execution import walk
+    from tintformer.execution.output import TintOutput, positions_of
 
     wanted = positions_of(logits, batch)
     adapters = _Adapters(auxiliary, lora)
@@ -121,7 +121,7 @@ class _Examples:
 
 def _examples(batch: Batch, rows: Iterable[int]) -> Iterator[_Examples]:
     """The segments of some rows that have targets, each up to its last one."""
-    from tintformer.batch import SHARED
+    from tintformer.execution.batch import SHARED
 
     for row in rows:
         attended, segments, unused = batch.attended[row], batch.segments[row], batch.scored[row]

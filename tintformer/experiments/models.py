@@ -30,9 +30,9 @@ def open_model(name: str, dtype: str) -> OpenModel:
     """Load a model; two stay in memory, for comparisons."""
     import torch
 
-    from tintformer.auxiliary.load import load
     from tintformer.experiments.identity import model_identity
-    from tintformer.text import find_tokenizer
+    from tintformer.learning.text import find_tokenizer
+    from tintformer.storage.loading import load
 
     auxiliary, tokenizer = load(name, dtype=getattr(torch, dtype)), find_tokenizer(name)
     return OpenModel(auxiliary=auxiliary, tokenizer=tokenizer, identity=model_identity(auxiliary.model, tokenizer))

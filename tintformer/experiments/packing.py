@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Loss = Literal["label", "full"]
 SHARED = -1
-"""The segment id of tokens that all segments see, as in `tintformer.batch`."""
+"""The segment id of tokens that all segments see, as in `tintformer.execution.batch`."""
 
 
 @dataclass(frozen=True, kw_only=True)

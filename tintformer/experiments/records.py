@@ -17,7 +17,7 @@ from typing import Any
 
 from tintformer.errors import InputError, TintWarning
 from tintformer.experiments.identity import canonical, from_json, key_of, sha256, to_json
-from tintformer.files import whole_file
+from tintformer.storage.whole_files import whole_file
 
 _WRITING = threading.Lock()
 """Threads of one process would share the temporary file of a record."""

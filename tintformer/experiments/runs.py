@@ -13,7 +13,7 @@ from tintformer.experiments.classification import InContextLearning
 from tintformer.experiments.classification_run import run_classification
 from tintformer.experiments.language import LanguageModelling, run_language
 from tintformer.experiments.work import Workers
-from tintformer.files import whole_file
+from tintformer.storage.whole_files import whole_file
 
 if TYPE_CHECKING:
     from tintformer.experiments.tables.points import Point

@@ -26,7 +26,7 @@ from tintformer.rule.learning_rule import LearningRule
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tintformer.tuned import Tuned
+    from tintformer.learning.tuned import Tuned
 
 ROWS = 8
 """Sequences that run together. More want more memory, fewer are slower."""

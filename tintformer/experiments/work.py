@@ -14,7 +14,7 @@ from tintformer.errors import InputError
 from tintformer.experiments.identity import canonical, key_of, sha256
 from tintformer.experiments.processes import Group
 from tintformer.experiments.records import Store
-from tintformer.waiting import settle_waiting
+from tintformer.threads import settle_waiting
 
 
 class Experiment(Protocol):

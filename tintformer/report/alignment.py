@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from tintformer.analysis.verify.first_blocks import in_float64
+from tintformer.analysis.verify.gradients import Gradients, compare, parameters, rate_of_share, simulated_gradient
+from tintformer.analysis.verify.lockstep import split_name
+from tintformer.analysis.verify.settings import SHARE
 from tintformer.auxiliary.description import Auxiliary
-from tintformer.batch import Batch
 from tintformer.engines.fast import FastEngine
 from tintformer.engines.oracle import OracleEngine
+from tintformer.execution.batch import Batch
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.movement import movable
-from tintformer.verify.first_blocks import in_float64
-from tintformer.verify.gradients import Gradients, compare, parameters, rate_of_share, simulated_gradient
-from tintformer.verify.lockstep import split_name
-from tintformer.verify.settings import SHARE
+from tintformer.rule.trainable import movable
 
 LIMIT = 150_000_000
 """Parameters up to which cosines are computed unasked: they take a copy of the model and two gradients in float64."""

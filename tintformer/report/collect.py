@@ -10,20 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tintformer.analysis.intervals import standard_error
+from tintformer.analysis.verify.gradients import parameters
+from tintformer.analysis.verify.lockstep import split_name
 from tintformer.auxiliary.description import Auxiliary
-from tintformer.batch import Batch
 from tintformer.errors import InputError
-from tintformer.output import TintOutput
-from tintformer.rates import RateChoice
+from tintformer.execution.batch import Batch
+from tintformer.execution.output import TintOutput
+from tintformer.learning.rate_selection import RateChoice
+from tintformer.learning.text import Encoded
+from tintformer.learning.tint import Tint
 from tintformer.report.alignment import LIMIT, Cosine, cosines
 from tintformer.report.pieces import Piece, Words, cut
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.movement import movable
-from tintformer.statistics import standard_error
-from tintformer.text import Encoded
-from tintformer.tint import Tint
-from tintformer.verify.gradients import parameters
-from tintformer.verify.lockstep import split_name
+from tintformer.rule.trainable import movable
 
 ALTERNATIVES = 5
 """The most likely tokens that are kept of each prediction."""

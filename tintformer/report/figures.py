@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tintformer.analysis.plot_style import STYLE, VARIABLES
 from tintformer.errors import TintError
 from tintformer.report.collect import Report
 from tintformer.report.panels import cosine_panel, loss_panel, rate_panel, update_panel, update_rows
-from tintformer.report.theme import INK, MUTED, VARIABLES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,25 +21,6 @@ WIDTH, HEIGHT = 4.1, 2.75
 """Inches. Narrow, so that its letters can be read on a phone; on a desk two stand side by side."""
 ROW = 0.21
 """Inches of a row of the table of updates."""
-
-STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "tintformer",  # names inside of the file are the same on every run
-    "svg.fonttype": "none",
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so that a figure has the same measures everywhere
-    "font.size": 8.5,
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.7,
-    "text.color": INK,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "legend.frameon": False,
-    "legend.labelcolor": INK,
-}
 
 
 @dataclass(frozen=True, kw_only=True)

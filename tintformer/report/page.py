@@ -11,13 +11,13 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-import tintformer
 from tintformer.report.captions import alternative_text, captions
 from tintformer.report.collect import Alternative, Report, ScoredToken, count_parameters
 from tintformer.report.figures import Drawing
 from tintformer.report.panels import tidy
 from tintformer.report.pieces import SIGNS, Piece, visible
 from tintformer.rule.learning_rule import PRESETS, LearningRule
+from tintformer.version import __version__
 
 LEVELS = 5
 """Shades in each direction."""
@@ -31,7 +31,7 @@ def page(report: Report, drawings: Mapping[str, Drawing]) -> str:
     limit = colour_limit([token.change for token in report.scored])
     title = report.auxiliary.name.rstrip("/\\").replace("\\", "/").rpartition("/")[2] or report.auxiliary.name
     values = {
-        "version": escape(tintformer.__version__),
+        "version": escape(__version__),
         "title": escape(f"{title}: training inside a forward pass"),
         "model": escape(title),
         "lead": escape(_lead(report)),
@@ -114,7 +114,7 @@ def facts(report: Report) -> Iterable[tuple[str, str]]:
     yield "Engine", report.engine
     yield (
         "Versions",
-        f"tintformer {tintformer.__version__}, torch {torch.__version__}, transformers {transformers.__version__}",
+        f"tintformer {__version__}, torch {torch.__version__}, transformers {transformers.__version__}",
     )
 
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tintformer.rates import CLEARLY_WORSE, RateChoice
+from tintformer.analysis.plot_style import BETTER, FAINT, INK, MUTED, WORSE
+from tintformer.learning.rate_selection import CLEARLY_WORSE, RateChoice
 from tintformer.report.collect import Report, UpdateNorm
-from tintformer.report.theme import BETTER, FAINT, INK, MUTED, WORSE
 
 ORDER = (
     "attention_norm",

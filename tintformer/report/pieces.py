@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from tintformer.text import decode
+from tintformer.learning.text import decode
 
 Kind = Literal["text", "special", "rest"]
 """`special` tokens are not in the text; a `rest` is one more token of a character that was shown before."""
@@ -27,7 +27,7 @@ class Piece:
 
 
 def cut(text: str, tokens: Sequence[str]) -> tuple[Piece, ...]:
-    """Find each token in the text, from left to right; `tokens` are those of `tintformer.text.Encoded`."""
+    """Find each token in the text, from left to right; `tokens` are those of `tintformer.learning.text.Encoded`."""
     pieces: list[Piece] = []
     end = 0
     for token in tokens:

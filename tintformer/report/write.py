@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from tintformer.errors import TintError
-from tintformer.files import check_directory as check
-from tintformer.files import whole_files
 from tintformer.report.collect import Report
 from tintformer.report.figures import NAMES, draw
 from tintformer.report.page import page
+from tintformer.storage.whole_files import check_directory as check
+from tintformer.storage.whole_files import whole_files
 
 PAGE = "report.html"
 FILES = (*(f"{name}.png" for name in NAMES), PAGE)

@@ -2,70 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional
 
+from tintformer.auxiliary.activations import FUNCTIONS
 from tintformer.rule.difference import directional
 from tintformer.rule.learning_rule import EpsilonMode, Gradient
-
-
-@dataclass(frozen=True)
-class Function:
-    """An activation and its derivative."""
-
-    value: Callable[[Tensor], Tensor]
-    derivative: Callable[[Tensor], Tensor]
-
-
-def _gelu_derivative(x: Tensor) -> Tensor:
-    density = torch.exp(-0.5 * x.square()) / math.sqrt(2 * math.pi)
-    return 0.5 * (1 + torch.erf(x / math.sqrt(2))) + x * density
-
-
-def _tanh_gelu(slope: float) -> Function:
-    """GELU by tanh(slope * (x + 0.044715 x^3)); the families differ in how many digits of sqrt(2 / pi) they write."""
-
-    def value(x: Tensor) -> Tensor:
-        return 0.5 * x * (1 + torch.tanh(slope * (x + 0.044715 * x**3)))
-
-    def derivative(x: Tensor) -> Tensor:
-        tanh = torch.tanh(slope * (x + 0.044715 * x**3))
-        inner = slope * (1 + 3 * 0.044715 * x.square())
-        return 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh.square()) * inner
-
-    return Function(value, derivative)
-
-
-def _sigmoid_gated(slope: float) -> Function:
-    """x * sigmoid(slope * x): SiLU and quick GELU."""
-
-    def derivative(x: Tensor) -> Tensor:
-        gate = torch.sigmoid(slope * x)
-        return gate * (1 + slope * x * (1 - gate))
-
-    return Function(lambda x: x * torch.sigmoid(slope * x), derivative)
-
-
-_SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
-
-FUNCTIONS: dict[str, Function] = {
-    "relu": Function(torch.relu, lambda x: (x > 0).to(x.dtype)),
-    "gelu": Function(functional.gelu, _gelu_derivative),
-    "gelu_new": _tanh_gelu(_SQRT_2_OVER_PI),
-    "gelu_pytorch_tanh": _tanh_gelu(_SQRT_2_OVER_PI),
-    "gelu_fast": _tanh_gelu(0.7978845608),
-    "gelu_bloom": _tanh_gelu(0.79788456),
-    "silu": _sigmoid_gated(1.0),
-    "swish": _sigmoid_gated(1.0),
-    "quick_gelu": _sigmoid_gated(1.702),
-}
-"""Every supported activation, by Hugging Face's name (and BLOOM's own)."""
 
 
 def forward(x: Float[Tensor, "*shape D"], *, function: str) -> Float[Tensor, "*shape D"]:

@@ -20,20 +20,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-import tintformer
 from tintformer.auxiliary.describe import describe
 from tintformer.auxiliary.description import Auxiliary
-from tintformer.auxiliary.untrusted import outline, read_settings
-from tintformer.auxiliary.validate import check_model
+from tintformer.auxiliary.validation import check_model
 from tintformer.errors import LoadError, TintError
-from tintformer.files import whole_file
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator.construction import Construction
+from tintformer.storage.loading import SIMULATOR_FORMAT
+from tintformer.storage.untrusted import outline, read_settings
+from tintformer.storage.whole_files import whole_file
+from tintformer.version import __version__
 
 if TYPE_CHECKING:
     from tintformer.simulator.simulator import Simulator
 
-FORMAT = "tintformer simulator"
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 AUXILIARY, STRUCTURE = "auxiliary.", "simulator."
 
@@ -53,7 +53,7 @@ def save(simulator: Simulator, directory: str | os.PathLike[str], *, full: bool 
     try:
         target.mkdir(parents=True, exist_ok=True)
         with whole_file(target / WEIGHTS) as weights, whole_file(target / CONFIG) as text:
-            metadata = {"format": FORMAT, "config": _hash(config), "version": tintformer.__version__}
+            metadata = {"format": SIMULATOR_FORMAT, "config": _hash(config), "version": __version__}
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, weights, metadata=metadata)
             text.write_text(json.dumps(config, indent=2) + "\n")
     except (OSError, SafetensorError) as error:
@@ -82,22 +82,13 @@ def load(directory: str | os.PathLike[str]) -> Simulator:
     return simulator
 
 
-def is_simulator(directory: Path) -> bool:
-    """Whether a directory holds a simulator, by its configuration alone."""
-    try:
-        config = json.loads((directory / CONFIG).read_text())
-    except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and config.get("format") == FORMAT
-
-
 def _config(simulator: Simulator, *, full: bool) -> dict[str, Any]:
     model = simulator.auxiliary.model
     auxiliary = {key: value for key, value in model.config.to_dict().items() if not key.startswith("_")}
     return {
         "model_type": "tint",
-        "format": FORMAT,
-        "version": tintformer.__version__,
+        "format": SIMULATOR_FORMAT,
+        "version": __version__,
         "name": simulator.auxiliary.name,
         "dtype": str(simulator.auxiliary.dtype).removeprefix("torch."),
         "auxiliary": json.loads(json.dumps(auxiliary, default=str)),
@@ -137,7 +128,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise LoadError(f"{path} holds no {CONFIG}; `tint build MODEL -o DIR` writes one") from None
     except (OSError, ValueError) as error:
         raise LoadError(f"cannot read {path / CONFIG}: {error}") from error
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
+    if not isinstance(config, dict) or config.get("format") != SIMULATOR_FORMAT:
         found = config.get("model_type") if isinstance(config, dict) else type(config).__name__
         raise LoadError(f"{path / CONFIG} describes no simulator (model_type {found!r}); build one with `tint build`")
     missing = sorted({"auxiliary", "learning_rule", "construction", "dtype", "name", "full"} - set(config))
@@ -152,7 +143,7 @@ def _read_tensors(file: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     try:
         with safe_open(file, framework="pt") as opened:
             metadata = opened.metadata() or {}
-            if metadata.get("format") != FORMAT:
+            if metadata.get("format") != SIMULATOR_FORMAT:
                 raise LoadError(f"{file} holds no simulator (format {metadata.get('format')!r})")
             return metadata, {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (not a dict)
     except (OSError, SafetensorError) as error:

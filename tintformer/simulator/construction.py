@@ -9,7 +9,7 @@ import torch
 
 from tintformer.errors import InputError
 from tintformer.simulator.geometry import DEFAULT_STACK, LayoutName
-from tintformer.simulator.modules.attention import Transposition
+from tintformer.simulator.modules.self_attention import Transposition
 from tintformer.simulator.primitives.attention import Weigh, linear, linear_as_softmax
 
 AttentionForm = Literal["linear", "softmax"]

@@ -18,7 +18,7 @@ from torch import Tensor
 from tintformer.errors import InputError
 from tintformer.simulator.geometry import Geometry
 from tintformer.simulator.primitives.attention import Port, Positional
-from tintformer.simulator.primitives.linear import Constant, DimensionWise, SplitWise
+from tintformer.simulator.primitives.linear_maps import Constant, DimensionWise, SplitWise
 
 Factors = list[DimensionWise | SplitWise]
 

@@ -9,30 +9,30 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from tintformer import walk
 from tintformer.auxiliary.description import Auxiliary
-from tintformer.auxiliary.load import load
 from tintformer.auxiliary.ops import Weight
-from tintformer.batch import Batch
-from tintformer.engines.continuation import Continuation
-from tintformer.engines.engine import EngineResult, compute_dtype, predict, to_parameters
-from tintformer.engines.memory import Memory
 from tintformer.errors import DivergenceError, InputError
-from tintformer.insight.hooks import Hooks
-from tintformer.insight.watchable import Watchable
-from tintformer.output import Logits, TintOutput, positions_of
+from tintformer.execution import walk
+from tintformer.execution.batch import Batch
+from tintformer.execution.continuation import Continuation
+from tintformer.execution.engine import EngineResult, compute_dtype, predict, to_parameters
+from tintformer.execution.hooks import Hooks
+from tintformer.execution.kv_cache import Memory
+from tintformer.execution.output import Logits, TintOutput, positions_of
+from tintformer.execution.watchable import Watchable
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator import checkpoint, prefix
 from tintformer.simulator.construction import Construction
-from tintformer.simulator.executor import SimulatorExecutor
 from tintformer.simulator.geometry import Geometry, auxiliary_width, derive
 from tintformer.simulator.layouts import Layout
-from tintformer.simulator.modules.head import LossGradient
+from tintformer.simulator.module_factory import Maker, Modules, make_structure, module_name
+from tintformer.simulator.modules.loss_gradient import LossGradient
 from tintformer.simulator.primitives.primitive import constant
 from tintformer.simulator.primitives.vocabulary import FeedForward, Table
 from tintformer.simulator.regions import num_slots
-from tintformer.simulator.structure import Maker, Modules, make_structure, module_name
+from tintformer.simulator.simulator_executor import SimulatorExecutor
 from tintformer.simulator.wiring import Place, Placed, places
+from tintformer.storage.loading import load
 
 
 def build(model: Any, rule: LearningRule, **construction: Any) -> Simulator:

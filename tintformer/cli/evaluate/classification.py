@@ -32,8 +32,7 @@ from tintformer.cli.evaluate.shared import (
     threads_of,
 )
 from tintformer.cli.learning import check_dtype
-from tintformer.cli.options import Dtype, Model
-from tintformer.cli.output import Json
+from tintformer.cli.options import Dtype, Json, Model
 from tintformer.errors import InputError
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tintformer.cli.output import Json, print_json, print_table
+from tintformer.cli.options import Json
+from tintformer.console import print_json, print_table
 
 
 def listing(json: Json = False) -> None:

@@ -32,7 +32,7 @@ from tintformer.cli.evaluate.shared import (
     started,
     threads_of,
 )
-from tintformer.cli.output import Json
+from tintformer.cli.options import Json
 
 if TYPE_CHECKING:
     from tintformer.experiments.classification import InContextLearning

@@ -12,7 +12,7 @@ import typer
 
 from tintformer.cli.evaluate.tracking import check_tracker, tracking
 from tintformer.cli.learning import plain_warnings, quiet_libraries
-from tintformer.cli.output import print_json, print_table
+from tintformer.console import print_json, print_table
 from tintformer.errors import InputError, TintError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tintformer.cli.evaluate.shared import OUTPUT, show, started
-from tintformer.cli.output import Json
+from tintformer.cli.options import Json
 
 
 def table(

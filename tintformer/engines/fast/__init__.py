@@ -1,5 +1,5 @@
 """The learning rule at the speed of the hardware: hand-written backward, no autograd graph, no copy of the model."""
 
-from tintformer.engines.fast.engine import FastEngine
+from tintformer.engines.fast.fast_engine import FastEngine
 
 __all__ = ["FastEngine"]

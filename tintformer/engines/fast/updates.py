@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tintformer.auxiliary.ops import Weight
-from tintformer.engines.engine import compute_dtype
 from tintformer.engines.fast import cost
+from tintformer.execution.engine import compute_dtype
 
 
 @dataclass(frozen=True)

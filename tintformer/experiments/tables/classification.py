@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
+from tintformer.analysis.intervals import bootstrap, standard_error
 from tintformer.experiments.classification import InContextLearning, open_classification
 from tintformer.experiments.classification_run import Answers, ClassificationResult
 from tintformer.experiments.methods import METHODS
 from tintformer.experiments.models import short_name
 from tintformer.experiments.tables.table import OPTIMISTIC, Table, of_models
-from tintformer.statistics import bootstrap, standard_error
 
 Done = Sequence[tuple[InContextLearning, Sequence[ClassificationResult]]]
 """Experiments with their results."""

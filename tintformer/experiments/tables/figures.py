@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
+from tintformer.analysis.intervals import bootstrap, standard_error
+from tintformer.analysis.plot_style import STYLE
 from tintformer.experiments.classification import InContextLearning
 from tintformer.experiments.classification_run import ClassificationResult
 from tintformer.experiments.language import LanguageResult
@@ -16,9 +18,7 @@ from tintformer.experiments.models import short_name
 from tintformer.experiments.tables.classification import Done, budget, format_of, pooled, setting, task_title
 from tintformer.experiments.tables.language import Done as DoneLanguage
 from tintformer.experiments.tables.language import per_token
-from tintformer.rates import CLEARLY_WORSE, RatePoint
-from tintformer.report.figures import STYLE
-from tintformer.statistics import bootstrap, standard_error
+from tintformer.learning.rate_selection import CLEARLY_WORSE, RatePoint
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1f2329", "#8a8f98")
 """Of Okabe and Ito, for colour-blind eyes too; each method keeps its own."""

@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
+from tintformer.analysis.intervals import bootstrap, standard_error
 from tintformer.experiments.language import LanguageModelling, LanguageResult, open_language
 from tintformer.experiments.methods import METHODS
 from tintformer.experiments.models import short_name
 from tintformer.experiments.tables.table import OPTIMISTIC, Table, of_models
-from tintformer.statistics import bootstrap, standard_error
 
 Done = Sequence[tuple[LanguageModelling, Sequence[LanguageResult]]]
 """Experiments with their results, one a model."""

@@ -12,7 +12,7 @@ from tintformer.experiments.language import LanguageModelling, LanguageResult
 from tintformer.experiments.models import short_name
 from tintformer.experiments.tables.classification import pooled, setting, task_title
 from tintformer.experiments.tables.language import perplexity
-from tintformer.rates import RatePoint
+from tintformer.learning.rate_selection import RatePoint
 
 Point = dict[str, float]
 """Values of one moment, by name; what stands before the first slash is the chart."""

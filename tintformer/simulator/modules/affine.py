@@ -16,7 +16,7 @@ from tintformer.simulator.layouts import Layout
 from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward, by_heads
 from tintformer.simulator.primitives.attention import Attention, Bias, Port, Positional, Weigh
 from tintformer.simulator.primitives.gate import FixedGate, Gated
-from tintformer.simulator.primitives.linear import DimensionWise
+from tintformer.simulator.primitives.linear_maps import DimensionWise
 
 Pieces = Float[Tensor, "B N T Dslot"]
 RowPrefix = Float[Tensor, "B N 1 1 R Dslot"]

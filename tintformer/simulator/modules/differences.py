@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tintformer.rule.learning_rule import Gradient, LearningRule
 from tintformer.simulator.modules.means import Groups, Length
 from tintformer.simulator.primitives.gate import Gated
-from tintformer.simulator.primitives.linear import Combine
+from tintformer.simulator.primitives.linear_maps import Combine
 
 
 class Difference(nn.Module):

@@ -16,7 +16,7 @@ from torch import Tensor, add, cat, nn
 
 from tintformer.simulator.layouts import Layout
 from tintformer.simulator.primitives.attention import Attention, Weigh
-from tintformer.simulator.primitives.linear import Constant
+from tintformer.simulator.primitives.linear_maps import Constant
 
 Pieces = Float[Tensor, "B N T Dslot"]
 Prefix = Float[Tensor, "B N H M K d"]

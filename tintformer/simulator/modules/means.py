@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from tintformer.simulator.geometry import Cut
 from tintformer.simulator.primitives.gate import Gated
-from tintformer.simulator.primitives.linear import Narrow
-from tintformer.simulator.primitives.norm import GroupNorm
+from tintformer.simulator.primitives.group_norm import GroupNorm
+from tintformer.simulator.primitives.linear_maps import Narrow
 
 Pieces = Float[Tensor, "B N T Dslot"]
 

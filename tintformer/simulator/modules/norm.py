@@ -18,7 +18,7 @@ from tintformer.simulator.modules.differences import Difference
 from tintformer.simulator.modules.means import Groups, Mean
 from tintformer.simulator.primitives.attention import Weigh
 from tintformer.simulator.primitives.gate import Gated
-from tintformer.simulator.primitives.linear import Combine, Narrow
+from tintformer.simulator.primitives.linear_maps import Combine, Narrow
 
 Pieces = Float[Tensor, "B N T Dslot"]
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from tintformer.simulator.primitives.linear import DimensionWise, SplitWise
+from tintformer.simulator.primitives.linear_maps import DimensionWise, SplitWise
 from tintformer.simulator.primitives.primitive import Primitive, constant
 
 Heads = Float[Tensor, "B N H M T d"]

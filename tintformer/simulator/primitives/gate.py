@@ -7,7 +7,7 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from tintformer.rule.activation import FUNCTIONS
+from tintformer.auxiliary.activations import FUNCTIONS
 from tintformer.simulator.primitives.primitive import Primitive, constant
 
 

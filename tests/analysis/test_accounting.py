@@ -1,0 +1,81 @@
+# pyright: basic
+"""Sizes: what is counted without building is what is built, and every difference from the paper's formula is named."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from cases import FIRST, MODELS, make_config, make_model, make_rule
+
+import tintformer as tint
+from tintformer.analysis.accounting import count, linear_forward_size
+from tintformer.analysis.paper_formula import Formula
+from tintformer.storage.configs import known_config, meta_auxiliary
+
+CONSTRUCTIONS = [
+    {"layout": layout, "stack": stack, "tie_blocks": tied}
+    for layout, stack, tied in [("lean", 4, True), ("lean", 1, False), ("paper", 1, False), ("paper", 3, False)]
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"), [*itertools.product(MODELS, ["default"]), *itertools.product(FIRST, ["perturbed-relative"])]
+)
+def test_the_count_equals_the_built_simulator(name: str, rule: str) -> None:
+    for construction in CONSTRUCTIONS:
+        built = tint.build(make_model(name), make_rule(rule), **construction)
+        counted = count(built)
+        assert counted.total == sum(parameter.numel() for parameter in built.parameters())
+        assert counted.structural == built.num_structural == counted.by_kind()[-1]["total"]
+        if counted.differences:
+            assert counted.formula is not None
+            assert sum(each.parameters for each in counted.differences) == counted.structural - counted.formula
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_counting_on_shapes_equals_counting_on_weights(name: str) -> None:
+    shapes = tint.count_parameters(meta_auxiliary(make_config(name), name), rule=make_rule("default"))
+    built = count(tint.build(make_model(name), make_rule("default")))
+    assert shapes == built
+    assert tint.count_parameters(tint.load(make_model(name)), rule=make_rule("default")) == built
+
+
+def test_opt_125m_reaches_the_bars() -> None:
+    untied, tied = (tint.count_parameters("facebook/opt-125m", tie_blocks=tied) for tied in (False, True))
+    assert untied.structural == 5_515_246 < 60e6
+    assert tied.structural == 461_758 < 5e6
+    assert untied.total == 131_558_838 < 190e6
+
+
+@pytest.mark.parametrize("name", ["facebook/opt-125m", "gpt2", "facebook/opt-350m", "EleutherAI/pythia-70m"])
+def test_every_difference_from_the_formula_is_named(name: str) -> None:
+    counted = tint.count_parameters(name, layout="paper", tie_blocks=False)
+    assert counted.formula is not None and counted.differences
+    assert sum(each.parameters for each in counted.differences) == counted.structural - counted.formula
+
+
+def test_the_papers_linear_module_is_q_but_for_what_is_named() -> None:
+    """Padding for the homogeneous coordinate, one more map across heads, switches and the constant: nothing else."""
+    config: Any = known_config("facebook/opt-125m")
+    auxiliary = meta_auxiliary(config, "facebook/opt-125m")
+    formula, padded = Formula.of(config), 780
+    head_dim, num_heads = padded // 3, 12
+    split = num_heads * head_dim**2 + head_dim * num_heads**2
+    positions = 3 * (2048 + padded // 4) * head_dim
+    size = linear_forward_size(auxiliary, layout="paper", stack=4)
+    assert formula.linear == 5_013_504
+    assert size == 4 * split + positions + head_dim * num_heads**2 + 3 * num_heads + padded
+
+
+def test_the_lean_linear_module_is_one_table_and_two_mixes() -> None:
+    config: Any = known_config("facebook/opt-125m")
+    auxiliary = meta_auxiliary(config, "facebook/opt-125m")
+    table, mix, switch, constant = 193 * 193, 16 * 4, 1, 772
+    assert linear_forward_size(auxiliary, layout="lean", stack=4) == table + 2 * mix + switch + constant
+
+
+def test_a_stack_that_does_not_divide_the_width_has_no_formula() -> None:
+    counted = tint.count_parameters("facebook/opt-125m", stack=5)
+    assert counted.formula is None and counted.differences == [] and counted.structural > 0

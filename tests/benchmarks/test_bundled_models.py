@@ -1,0 +1,44 @@
+# pyright: basic
+"""The benchmark of the bundled models, run as a user would on a text of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tintformer.bundled import read_text
+
+SCRIPT = Path(__file__).parents[2] / "tintformer" / "benchmarks" / "bundled_models.py"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.slow
+def test_it_measures_every_method_and_writes_the_table(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(read_text("visit"))
+    sizes = ("--tokens", "96", "--segments", "2", "--tuning", "2", "--model", "nano-llama")
+    done = run(str(text), *sizes, "--output", str(tmp_path / "new"))
+    assert done.returncode == 0, done.stderr
+    (model,) = json.loads((tmp_path / "new" / "bundled-models.json").read_text())["models"]
+    losses = {method["method"]: method["losses"] for method in model["methods"]}
+    assert list(losses)[:2] == ["model as it is", "explicit fine-tuning"] and len(losses) == 6
+    # The exact gradient inside the pass and autograd are one thing, at one rate.
+    assert losses["inside the pass, exact gradient of all"] == pytest.approx(losses["explicit fine-tuning"], abs=1e-3)
+    table = (tmp_path / "new" / "bundled-models.md").read_text()
+    assert all(f"| {name} |" in table for name in losses)
+
+
+def test_a_text_that_is_too_short_is_one_line(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("Too short.")
+    done = run(str(text), "--output", str(tmp_path / "out"))
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "70 are needed" in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,50 @@
+"""The public names, each in one line: `__init__.py` loads them on first use from where this table says."""
+
+from .analysis.accounting import count_parameters
+from .analysis.planning.estimate import plan
+from .auxiliary.description import Auxiliary
+from .errors import (
+    DivergenceError,
+    InputError,
+    LoadError,
+    RuleError,
+    TintError,
+    TintWarning,
+    UnsupportedModelError,
+)
+from .execution.output import TintOutput
+from .integrations.transformers.cache import TintCache
+from .integrations.transformers.config import TintConfig
+from .integrations.transformers.model import TintForCausalLM
+from .learning.rate_selection import choose_rate
+from .learning.tint import Tint
+from .learning.tuned import Tuned
+from .rule.learning_rule import LearningRule
+from .simulator.simulator import Simulator, build
+from .storage.loading import load
+from .version import __version__
+
+__all__ = [
+    "Auxiliary",
+    "DivergenceError",
+    "InputError",
+    "LearningRule",
+    "LoadError",
+    "RuleError",
+    "Simulator",
+    "Tint",
+    "TintCache",
+    "TintConfig",
+    "TintError",
+    "TintForCausalLM",
+    "TintOutput",
+    "TintWarning",
+    "Tuned",
+    "UnsupportedModelError",
+    "__version__",
+    "build",
+    "choose_rate",
+    "count_parameters",
+    "load",
+    "plan",
+]

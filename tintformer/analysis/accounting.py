@@ -1,0 +1,237 @@
+"""How large a simulator is, without building one: the modules of the construction on tensors that have only shapes.
+
+`constructed` counts what `build` would make, part by part. `formula` is the paper's table, which ignores biases,
+head, gates and embeddings and fixes T = 2048; every parameter by which the two differ has a name here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from tintformer.analysis.paper_formula import MAX_POSITIONS, Formula
+from tintformer.auxiliary.description import Auxiliary
+from tintformer.auxiliary.ops import Activation, Attend, Linear, Norm, Product
+from tintformer.errors import TintError
+from tintformer.rule.learning_rule import LearningRule
+from tintformer.simulator.modules.affine import DiagonalDescent
+from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward
+from tintformer.simulator.primitives.attention import Bias, Positional
+from tintformer.simulator.primitives.gate import FixedGate
+from tintformer.simulator.primitives.group_norm import GroupNorm
+from tintformer.simulator.primitives.linear_maps import Combine, Constant, DimensionWise, Narrow, SplitWise
+from tintformer.simulator.primitives.position import Distance, Rotate
+from tintformer.simulator.regions import PHASES, Phase
+from tintformer.simulator.simulator import Simulator, build
+
+KINDS: dict[type, str] = {
+    Linear: "linear",
+    Norm: "norm",
+    Attend: "attention",
+    Activation: "activation",
+    Product: "product",
+}
+ENDS, SCALES = "ends", "descent of norm scales"
+
+_PARTS: dict[type[nn.Module], str] = {
+    DimensionWise: "maps between heads",
+    SplitWise: "maps between heads",
+    Constant: "homogeneous constants",
+    Bias: "constant queries and keys",
+    Narrow: "means and differences",
+    Combine: "means and differences",
+    GroupNorm: "constants of norms",
+    Rotate: "positions of the auxiliary",
+    Distance: "positions of the auxiliary",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Parameters of one part of the modules of one kind in one direction."""
+
+    kind: str
+    phase: Phase
+    part: str
+    parameters: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One reason why the construction is larger (or, if negative, smaller) than the paper's formula."""
+
+    reason: str
+    parameters: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """The parameters of a simulator as it would be built."""
+
+    layout: str
+    tie_blocks: bool
+    parts: list[Part]
+    structural: int
+    """Constructed parameters: all parts together."""
+    auxiliary: int
+    """Parameters that hold the auxiliary's own weights, padding included."""
+    formula: int | None
+    """The paper's count for the same auxiliary and stack; None where the stack does not divide its width."""
+    differences: list[Difference]
+    """Reasons that add up to `structural - formula`; for the paper's layout without tied blocks."""
+
+    @property
+    def total(self) -> int:
+        return self.structural + self.auxiliary
+
+    def by_kind(self) -> list[dict[str, Any]]:
+        """A row for each kind of module: forward, backward, descent and their total."""
+        sums: Counter[tuple[str, str]] = Counter()
+        for part in self.parts:
+            sums[part.kind, part.phase] += part.parameters
+        kinds = list(dict.fromkeys(part.kind for part in self.parts))
+        rows: list[dict[str, Any]] = []
+        for kind in kinds:
+            counts = {phase: sums[kind, phase] for phase in PHASES}
+            rows.append({"module": kind, **counts, "total": sum(counts.values())})
+        counts = {phase: sum(row[phase] for row in rows) for phase in PHASES}
+        return [*rows, {"module": "all", **counts, "total": sum(counts.values())}]
+
+
+def count_parameters(model: Any, *, rule: LearningRule | None = None, **construction: Any) -> Parameters:
+    """Count the simulator of a model: a known name, a configuration file or directory, or an auxiliary.
+
+    Nothing is loaded or fetched. `construction` are the knobs of `build` (layout, stack, tie_blocks, ...).
+    """
+    from tintformer.storage.configs import meta_auxiliary, read_config
+
+    if isinstance(model, Auxiliary):
+        auxiliary = model if model.device.type == "meta" else meta_auxiliary(model.model.config, model.name)
+    else:
+        auxiliary = meta_auxiliary(read_config(model), str(model))
+    with torch.device("meta"):
+        simulator = build(auxiliary, rule or LearningRule(learning_rate=1e-4), **construction)
+    return count(simulator)
+
+
+def count(simulator: Simulator) -> Parameters:
+    """The parameters of a simulator, built or on the meta device."""
+    parts = [
+        Part(kind=kind, phase=phase, part=name, parameters=number)
+        for (kind, phase, name), number in _sums(simulator).items()
+    ]
+    formula = _formula(simulator)
+    comparable = formula is not None and simulator.construction.layout == "paper"
+    comparable = comparable and not simulator.construction.tie_blocks
+    return Parameters(
+        layout=simulator.construction.layout,
+        tie_blocks=simulator.construction.tie_blocks,
+        parts=parts,
+        structural=sum(part.parameters for part in parts),
+        auxiliary=simulator.num_auxiliary,
+        formula=None if formula is None else formula.total,
+        differences=_differences(simulator, formula) if formula is not None and comparable else [],
+    )
+
+
+def linear_forward_size(auxiliary: Auxiliary, **construction: Any) -> int:
+    """Parameters of one linear forward module."""
+    with torch.device("meta"):
+        simulator = build(auxiliary, LearningRule(learning_rate=1e-4), **construction)
+    place = next(place for place in simulator.places.values() if isinstance(place.op, Linear) and place.block == 0)
+    return sum(parameter.numel() for parameter in simulator.modules_of(place.op).ahead.parameters())
+
+
+def _sums(simulator: Simulator) -> Counter[tuple[str, Phase, str]]:
+    sums: Counter[tuple[str, Phase, str]] = Counter()
+    for kind, phase, module in _modules(simulator):
+        for name, number in _parts(module):
+            sums[kind, phase, name] += number
+    return sums
+
+
+def _modules(simulator: Simulator) -> Iterator[tuple[str, Phase, nn.Module]]:
+    """Every module of the structure once, by the kind of its op and its direction."""
+    seen: set[int] = set()
+    for place in simulator.places.values():
+        modules = simulator.modules_of(place.op)
+        if id(modules) in seen:
+            continue
+        seen.add(id(modules))
+        for phase, module in zip(PHASES, (modules.ahead, modules.back, modules.descent), strict=True):
+            if module is not None:
+                yield KINDS[type(place.op)], phase, module
+    yield ENDS, "backward", simulator.loss_gradient.next_token
+
+
+def _parts(module: nn.Module) -> Iterator[tuple[str, int]]:
+    """Parameters of a module by what they are; each owner's own, so that nothing counts twice."""
+    moving_scales = [each for each in module.modules() if isinstance(each, DiagonalDescent)]
+    of_scales = {id(each) for descent in moving_scales if descent.scale is not None for each in descent.scale.modules()}
+    for owner in module.modules():
+        for name, parameter in owner.named_parameters(recurse=False):
+            if id(owner) in of_scales or isinstance(owner, FixedGate):
+                yield SCALES, parameter.numel()
+            elif isinstance(owner, Positional):
+                yield ("one-hot positions" if name == "table" else "switches"), parameter.numel()
+            else:
+                yield _PARTS[type(owner)], parameter.numel()
+
+
+def _formula(simulator: Simulator) -> Formula | None:
+    try:
+        return Formula.of(simulator.auxiliary.model.config, stack=simulator.construction.stack)
+    except TintError:
+        return None
+
+
+def _differences(simulator: Simulator, formula: Formula) -> list[Difference]:
+    """Why the paper's layout has other counts than the paper's table, reason by reason.
+
+    The table has, in every direction of every block, four linear modules, two of norms and one attention, Q each.
+    """
+    g, layers, q = simulator.geometry, formula.num_layers, formula.linear
+    sums = _sums(simulator)
+    like_linear = {key: number for key, number in sums.items() if key[0] in ("linear", "norm")}
+    num_modules = sum(_num_linear(module) for kind, _, module in _modules(simulator) if kind in ("linear", "norm"))
+
+    def of(name: str) -> int:
+        return sum(number for (_, _, part), number in like_linear.items() if part == name)
+
+    def all_of(*kinds: str) -> int:
+        return sum(number for (kind, _, _), number in sums.items() if kind in kinds)
+
+    split = g.num_heads * g.head_dim**2 + g.head_dim * g.num_heads**2
+    positions = (g.num_prefix + MAX_POSITIONS) * g.head_dim
+    second_map = g.head_dim * g.num_heads**2
+    difference = 2 * formula.dim_sim * formula.num_heads
+    like_table = ("maps between heads", "switches", "homogeneous constants", "one-hot positions")
+    reasons = {
+        "slots padded for the homogeneous coordinate": num_modules * (4 * split + 3 * positions - q),
+        "text positions other than 2048": num_modules * 3 * (g.max_tokens - MAX_POSITIONS) * g.head_dim,
+        "a second map across heads where rows are spread over slots": num_modules * second_map,
+        "memory slots beyond the stack": of("maps between heads") - num_modules * (4 * split + second_map),
+        "switches of positional terms": of("switches"),
+        "homogeneous constants": of("homogeneous constants"),
+        "modules outside of the blocks, such as the final norm": (num_modules - 18 * layers) * q,
+        "norm gradients by means and products, not by a wide layer": all_of("norm", "linear")
+        - sum(of(part) for part in (*like_table, SCALES))
+        - 2 * layers * difference,
+        "descent of norm scales, which the table leaves out": of(SCALES),
+        "attention over the auxiliary's own heads": all_of("attention") - 2 * layers * q,
+        "descent of attention uses the backward module's value gradient": -layers * q,
+        "activations and products need no linear layer": all_of("activation", "product")
+        - layers * (formula.split + difference),
+        "next-token attention of the loss": all_of(ENDS),
+    }
+    return [Difference(reason=reason, parameters=number) for reason, number in reasons.items() if number]
+
+
+def _num_linear(module: nn.Module) -> int:
+    """How many attentions of the size Q a module has: one for a linear, one for a norm with its diagonal."""
+    return sum(isinstance(inner, LinearForward | LinearBackward | LinearDescent) for inner in module.modules())

@@ -1,0 +1,121 @@
+"""`verify`: a model, a text and an engine; what the engine gets wrong, and what the approximations cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from tintformer.analysis.theorems.on_model import check_linear_as_softmax, check_theorems
+from tintformer.analysis.verify.capture import record
+from tintformer.analysis.verify.first_blocks import in_float64, keep_first_blocks, num_blocks_to_keep
+from tintformer.analysis.verify.gradients import Gradients, align, rate_of_share, simulated_gradient, true_gradient
+from tintformer.analysis.verify.lockstep import compare
+from tintformer.analysis.verify.settings import SHARE, Settings
+from tintformer.analysis.verify.subject import Subject
+from tintformer.analysis.verify.tolerance import tolerance_for
+from tintformer.analysis.verify.verification_tables import PresetReport, Report
+from tintformer.analysis.verify.whole import compare_pass
+from tintformer.auxiliary.description import Auxiliary
+from tintformer.errors import InputError
+from tintformer.execution.batch import Batch
+from tintformer.version import __version__
+
+GRADIENT_SHARE = 0.1
+"""Where updates are looked at for themselves (op by op, and as a gradient), they move the weights by this share,
+whatever the rate of the pass is: large, so that their digits do not drown in those of the weights."""
+DTYPES = (torch.float32, torch.float64)
+
+Progress = Callable[[str, float], None]
+"""Hears what is being done, and the share of the work that is behind it."""
+
+
+def verify(
+    auxiliary: Auxiliary,
+    input_ids: Tensor,
+    train_mask: Tensor,
+    subject: Subject,
+    settings: Settings | None = None,
+    *,
+    layers: int | None = None,
+    progress: Progress = lambda text, share: None,
+) -> Report:
+    """Verify an engine on a model and a text: op by op, as a whole, as a gradient; and the theorems on the model.
+
+    `layers` keeps the first blocks of the model only; None keeps all of a small model and a few of a large one.
+    """
+    settings = Settings() if settings is None else settings
+    if auxiliary.dtype not in DTYPES:
+        raise InputError(f"a model in {auxiliary.dtype} cannot be verified; load it in float32 or float64")
+    total = len(auxiliary.blocks)
+    auxiliary = keep_first_blocks(auxiliary, num_blocks_to_keep(auxiliary, layers))
+    batch = Batch.of(auxiliary, input_ids, train_mask=train_mask)
+    if not bool(batch.evaluates.any()):
+        raise InputError("there is no token to evaluate: train_mask covers all of them; leave out the last ones")
+    parts = 1 + len(settings.presets) + 2 * settings.theorems
+
+    progress("the true gradient", 0.0)
+    precise = in_float64(auxiliary)
+    truth = true_gradient(precise, batch)
+    rate = settings.learning_rate or rate_of_share(auxiliary, truth, SHARE) / settings.steps
+    presets: list[PresetReport] = []
+    for number, preset in enumerate(settings.presets, start=1):
+        progress(f"the rule {preset!r}", number / parts)
+        presets.append(_verify_preset(auxiliary, precise, batch, subject, settings, preset, rate, truth))
+    report = Report(identity=_identity(auxiliary, total, batch, subject, rate), presets=presets)
+    if not settings.theorems:
+        return report
+    progress("the theorems", 1 - 2 / parts)
+    recorder = record(precise, batch)
+    theorems = check_theorems(recorder)
+    progress("linear attention as softmax attention", 1 - 1 / parts)
+    return replace(report, theorems=theorems, softmax=check_linear_as_softmax(recorder))
+
+
+def _verify_preset(
+    auxiliary: Auxiliary,
+    precise: Auxiliary,
+    batch: Batch,
+    subject: Subject,
+    settings: Settings,
+    preset: str,
+    rate: float,
+    truth: Gradients,
+) -> PresetReport:
+    rule = settings.rule(preset, rate)
+    large_rate = rate_of_share(auxiliary, truth, GRADIENT_SHARE)
+    one_step = replace(rule, learning_rate=large_rate, steps=1)
+    in_modules = replace(rule, learning_rate=large_rate / rule.steps)
+    found = simulated_gradient(auxiliary, one_step, batch, subject.engine(auxiliary, one_step))
+    return PresetReport(
+        preset=preset,
+        rule=rule,
+        tolerance=tolerance_for(rule, auxiliary.dtype, settings.tolerance, approximate=subject.approximate),
+        modules=compare(auxiliary, in_modules, batch, subject.executor(auxiliary, in_modules, batch)),
+        whole=compare_pass(auxiliary, precise, rule, batch, subject),
+        gradient=align(auxiliary, rule, found, truth),
+    )
+
+
+def _identity(auxiliary: Auxiliary, total: int, batch: Batch, subject: Subject, rate: float) -> dict[str, Any]:
+    """The identity of what was verified."""
+    return {
+        "model": auxiliary.name,
+        "dtype": str(auxiliary.dtype).removeprefix("torch."),
+        "engine": subject.name,
+        "construction": subject.construction,
+        "layers": len(auxiliary.blocks),
+        "layers_of_model": total,
+        "tokens": int(batch.attended.sum()),
+        "train_tokens": int(batch.train.sum()),
+        "learning_rate": rate,
+        "versions": {
+            "tintformer": __version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+    }

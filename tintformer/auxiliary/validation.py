@@ -1,0 +1,85 @@
+"""Everything that keeps a model from being described, found in one pass and reported together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tintformer.auxiliary.activations import FUNCTIONS
+from tintformer.auxiliary.families import families
+from tintformer.auxiliary.families.family import Config, Family
+from tintformer.auxiliary.placement import placed
+from tintformer.errors import UnsupportedModelError
+
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""Rotary schemes whose frequencies do not depend on the input; dynamic and longrope change them as they go."""
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+
+
+def find_family(config: Config, name: str) -> Family:
+    """The family of a supported configuration; otherwise one error that lists every reason."""
+    family = families().get(config.model_type)
+    reasons = config_reasons(config)
+    if family is None:
+        known = ", ".join(sorted(families()))
+        reasons.insert(0, f"model_type {config.model_type!r} is not a known family; known are {known}")
+    else:
+        reasons += family.refuse(config)
+        if (function := family.activation(config)) not in FUNCTIONS:
+            reasons.append(f"activation {function!r} has no derivative here; known are {', '.join(sorted(FUNCTIONS))}")
+    if family is None or reasons:
+        raise UnsupportedModelError(name, reasons)
+    return family
+
+
+def config_reasons(config: Config) -> list[str]:
+    """Reasons that hold for any family, read from the configuration alone."""
+    reasons: list[str] = []
+    experts = next((key for key in _EXPERTS if (getattr(config, key, None) or 0) > 1), None)
+    if experts:
+        reasons.append(f"mixture of experts ({experts}={getattr(config, experts)}): routing has no simulated backward")
+    if getattr(config, "is_encoder_decoder", False):
+        reasons.append("encoder-decoder: only decoders are simulated")
+    if getattr(config, "add_cross_attention", False):
+        reasons.append("cross-attention (add_cross_attention=True): only self-attention is simulated")
+    if (method := _quantisation(config)) not in (None, "gguf"):  # GGUF files are dequantised as they are read
+        reasons.append(f"quantised weights ({method}): load the full-precision checkpoint")
+    for cap in _CAPS:
+        if getattr(config, cap, None) is not None:
+            reasons.append(f"soft-capping ({cap}={getattr(config, cap)}) has no simulated backward")
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope not in ROPE_TYPES:
+        reasons.append(f"rotary scheme {rope!r} changes its frequencies with the input; known are {ROPE_TYPES}")
+    heads, key_value_heads = (getattr(config, key, None) for key in ("num_attention_heads", "num_key_value_heads"))
+    if heads and key_value_heads and heads % key_value_heads:  # state-space models have no heads at all
+        reasons.append(f"{heads} query heads cannot share {key_value_heads} key/value heads evenly")
+    return reasons
+
+
+def _quantisation(config: Config) -> str | None:
+    found = getattr(config, "quantization_config", None)
+    if found is None:
+        return None
+    method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
+    return str(getattr(method, "value", method))
+
+
+def check_model(model: Any, name: str) -> Family:
+    """The family of a supported model object whose weights are all there and finite."""
+    family = find_family(model.config, name)
+    reasons: list[str] = []
+    if model.get_output_embeddings() is None:
+        reasons.append(f"{type(model).__name__} has no language-model head; load it as a causal language model")
+    for parameter_name, (parameter, _) in placed(model).items():
+        if parameter.is_meta:
+            reasons.append(f"parameter {parameter_name} has no data (device meta)")
+        elif not parameter.dtype.is_floating_point:
+            reasons.append(f"parameter {parameter_name} has dtype {parameter.dtype}: quantised weights do not learn")
+        elif not all(torch.isfinite(end) for end in parameter.aminmax()):  # in no memory, unlike element by element
+            reasons.append(f"parameter {parameter_name} contains NaN or infinity: the checkpoint is damaged")
+    if reasons:
+        raise UnsupportedModelError(name, reasons)
+    return family

@@ -1,0 +1,105 @@
+"""Explicit fine-tuning, the way people do it: forward, backward, SGD step, forward, restore, with autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tintformer.auxiliary.description import Auxiliary
+from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.trainable import movable
+
+
+class Explicit:
+    """A Hugging Face model whose named parameters take one step of SGD and are put back afterwards.
+
+    Efficient where that costs nothing in plainness: one backup for all sequences, updates in place, no gradient for
+    what stays, and only the training part in the first pass.
+    """
+
+    def __init__(self, model: Any, names: Sequence[str], learning_rate: float):
+        self.model, self.learning_rate = model, learning_rate
+        self.moved: list[Tensor] = [model.get_parameter(name) for name in names]
+        self.backup = [parameter.detach().clone() for parameter in self.moved]
+
+    def tune_each(self, ids: Tensor, num_train: int) -> Tensor:
+        """Learn from the first tokens of each sequence; the losses of the others, row by row."""
+        losses: list[Tensor] = []
+        with self._learning():
+            for row in ids.split(1):
+                self._step(row[:, :num_train])
+                losses.append(self._losses(row, num_train))
+                self._restore()
+        return torch.cat(losses)
+
+    def tune_once(self, examples: Tensor, inputs: Tensor, score_batch: int) -> Tensor:
+        """Learn from all examples in one step; the losses of the test inputs."""
+        with self._learning():
+            self._step(examples)
+            losses = [self._losses(rows, 1) for rows in inputs.split(score_batch)]
+            self._restore()
+        return torch.cat(losses)
+
+    def _step(self, ids: Tensor) -> None:
+        logits = self.model(ids, use_cache=False).logits
+        token_losses(logits, ids, 1).sum().backward()
+        with torch.no_grad():
+            for parameter in self.moved:
+                assert parameter.grad is not None, "every moved parameter is behind the loss"
+                parameter.add_(parameter.grad, alpha=-self.learning_rate)
+                parameter.grad = None
+
+    @torch.no_grad()
+    def _losses(self, ids: Tensor, first: int) -> Tensor:
+        return token_losses(self.model(ids, use_cache=False).logits, ids, first)
+
+    @torch.no_grad()
+    def _restore(self) -> None:
+        for parameter, original in zip(self.moved, self.backup, strict=True):
+            parameter.copy_(original)
+
+    @contextmanager
+    def _learning(self) -> Generator[None]:
+        """Only the moved parameters ask for gradients, and none has changed afterwards."""
+        parameters: list[Tensor] = list(self.model.parameters())
+        before = [parameter.requires_grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+        for parameter in self.moved:
+            parameter.requires_grad_(True)
+        try:
+            yield
+        except BaseException:
+            self._restore()
+            self.model.zero_grad(set_to_none=True)
+            raise
+        finally:
+            for parameter, flag in zip(parameters, before, strict=True):
+                parameter.requires_grad_(flag)
+
+
+def token_losses(logits: Tensor, ids: Tensor, first: int) -> Tensor:
+    """The negative log-likelihood of every token from number `first` on, in float32 at least, row by row."""
+    predictions = logits[:, first - 1 : -1].flatten(0, 1)
+    predictions = predictions.to(torch.promote_types(predictions.dtype, torch.float32))
+    return functional.cross_entropy(predictions, ids[:, first:].flatten(), reduction="none")
+
+
+def rule_names(auxiliary: Auxiliary, rule: LearningRule) -> list[str]:
+    """Parameters that the rule moves; a fused one counts whole, because autograd cannot move a part of it."""
+    return list(dict.fromkeys(weight.name for weight in movable(rule, auxiliary)))
+
+
+def block_names(auxiliary: Auxiliary) -> list[str]:
+    """All parameters of the blocks and the final norm: what plain SGD moves with embeddings and head frozen."""
+    return rule_names(auxiliary, LearningRule.full(learning_rate=0.0))
+
+
+def all_names(auxiliary: Auxiliary) -> list[str]:
+    """Every parameter of the model, tied ones once."""
+    return [name for name, _ in auxiliary.model.named_parameters()]

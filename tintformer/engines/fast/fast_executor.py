@@ -1,0 +1,363 @@
+"""Executes the walk on tensors at speed: fused products, factored updates, chunked heads.
+
+B batch, T tokens, n tokens that training reaches, V vocabulary. Whatever the tape saves is never changed in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from tintformer.auxiliary.description import Auxiliary
+from tintformer.auxiliary.ops import Activation, Add, Attend, Join, Linear, Norm, Op, Product, Weight
+from tintformer.engines.fast import cost, kernels
+from tintformer.engines.fast.fused_attention import Scene
+from tintformer.engines.fast.updates import Factors, MatrixUpdate, Updates
+from tintformer.errors import DivergenceError
+from tintformer.execution import walk
+from tintformer.execution.batch import Batch
+from tintformer.execution.kv_cache import Memory
+from tintformer.rule import activation, head, norm
+from tintformer.rule.attention import Heads, merge_key
+from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.trainable import moving
+
+BUDGET = 64 * 2**20
+"""Bytes that the scores of an attention chunk, or the logits of a chunk of positions, may take."""
+
+
+class FastExecutor:
+    """Implements `walk.Executor` on `[B, T, width]` tensors."""
+
+    def __init__(
+        self,
+        auxiliary: Auxiliary,
+        rule: LearningRule,
+        batch: Batch,
+        *,
+        updates: Updates | None = None,
+        dual: bool | None = None,
+        pooled: bool = False,
+        budget: int = BUDGET,
+        memory: Memory | None = None,
+        start: int = 0,
+    ):
+        """`memory` keeps keys and values; the tokens before `start` are read from it and not computed again."""
+        self.auxiliary, self.rule, self.batch, self.start = auxiliary, rule, batch, start
+        self.updates = Updates() if updates is None else updates
+        self.dual, self.pooled, self.budget = dual, pooled, budget
+        self.wide = torch.promote_types(auxiliary.dtype, torch.float32)
+        self.scene = Scene(batch, self.wide, budget, memory=memory, start=start)
+        self.step = 0
+        self.gradient_sums: dict[str, Tensor] = {}
+        """Of the current step, by op: what is not finite there has diverged."""
+        self.checks_outputs = False
+        self._fused: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def embed(self) -> Float[Tensor, "B T D"]:
+        embedding = self.auxiliary.embedding
+        x = embedding.tokens.rows(self.batch.input_ids[:, self.start :])
+        if embedding.scale != 1.0:
+            x = x * embedding.scale
+        if embedding.projection is not None:
+            x, _ = self.forward(embedding.projection, (x,))
+        if embedding.positions is not None:
+            rows = self.batch.positions[:, self.start :] + embedding.position_offset
+            x = x + embedding.positions.rows(rows)
+        if embedding.norm is not None:
+            x, _ = self.forward(embedding.norm, (x,))
+        return x
+
+    def training_part(self, x: Tensor) -> Tensor:
+        return x[:, : self.batch.num_reached]
+
+    def move(self, x: Tensor, device: torch.device) -> Tensor:
+        return x.to(device)
+
+    def add(self, terms: Sequence[Tensor]) -> Tensor:
+        total = terms[0] if len(terms) == 1 else terms[0] + terms[1]
+        for term in terms[2:]:
+            total += term
+        return total
+
+    def forward(self, op: Op | Join, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Any]:
+        y, saved = self._forward(op, inputs)
+        if self.checks_outputs and not bool(torch.isfinite(y).all()):
+            raise self._divergence(f"the output of {op.name}")
+        return y, saved
+
+    def _forward(self, op: Op | Join, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Any]:
+        match op:
+            case Linear():
+                return self._linear(op, inputs[0]), inputs[0]
+            case Norm():
+                return self._norm(op, inputs[0])
+            case Activation():
+                return kernels.activation_forward(op.function, inputs[0]), inputs[0]
+            case Add():
+                return self.add(inputs), len(inputs)
+            case Product():
+                return inputs[0] * inputs[1], inputs
+            case Attend():
+                heads = self.scene.heads(op, inputs)
+                return self.scene.forward(op, heads), heads
+
+    def backward(self, op: Op | Join, saved: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        match op:
+            case Linear():
+                return (self._linear_backward(op, gradient),)
+            case Norm():
+                return (self._norm_backward(op, saved, gradient),)
+            case Activation():
+                return (self._activation_backward(op, saved, gradient),)
+            case Add():
+                return (gradient,) * saved
+            case Product():
+                return gradient * saved[1], gradient * saved[0]
+            case Attend():
+                found = self.scene.backward(op, saved, gradient, self.rule)
+                if found.query is None or found.key is None:
+                    return None, None, merge_key(found.value)
+                return self.scene.merge(op, Heads(found.query, found.key, found.value))
+
+    def descend(self, op: Op | Join, saved: Any, gradient: Tensor) -> None:
+        total = gradient.sum(1, dtype=self.wide)
+        self.gradient_sums[op.name] = total.sum()
+        for weight in moving(self.rule, op):
+            if isinstance(op, Linear) and weight is op.weight:
+                self._matrix(op).add(self._factors(saved, gradient))
+            else:
+                self._move_vector(weight, self._vector_gradient(op, weight, saved, gradient, total))
+
+    def changes_of(self, op: Op | Join) -> dict[Weight, Tensor]:
+        """How far the weights of an op have moved so far, `[R, ...]`."""
+        changes = {weight: self.updates.changes(weight) for weight in moving(self.rule, op)}
+        return {weight: change for weight, change in changes.items() if change is not None}
+
+    def plain(self, stream: Tensor) -> Tensor:
+        """A stream as the auxiliary knows it."""
+        return stream
+
+    def stream(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """A stream that carries a value."""
+        return tensor.to(like.dtype)
+
+    def _vector_gradient(self, op: Op | Join, weight: Weight, saved: Any, gradient: Tensor, total: Tensor) -> Tensor:
+        """The gradient of a bias or a scale, `[B, D]`."""
+        if not isinstance(op, Norm):
+            return total
+        dy = norm.cut(gradient, op.num_groups).to(self.wide)
+        if weight is op.scale:
+            dy = dy * norm.normalise(saved.x, kind=op.kind, epsilon=op.epsilon)
+        return dy.sum(1)
+
+    def _move_vector(self, weight: Weight, gradient: Tensor) -> None:
+        change = gradient.sum(0, keepdim=True) if self.pooled else gradient
+        change = change * -self.rule.learning_rate
+        known = self.updates.vectors.get(weight)
+        self.updates.vectors[weight] = change if known is None else known + change
+
+    def check_gradients(self) -> None:
+        """After a step: raise if a gradient has left the range of numbers, naming the op."""
+        sums, self.gradient_sums = self.gradient_sums, {}
+        totals = [total.to(self.auxiliary.device) for total in sums.values()]
+        if totals and not bool(torch.isfinite(torch.stack(totals)).all()):
+            first = next(name for name, total in sums.items() if not bool(torch.isfinite(total)))
+            raise self._divergence(f"the gradient at {first}")
+
+    def check_updates(self) -> None:
+        """After the last step: raise if a change of a parameter has left the range of numbers, naming it."""
+        self.check_gradients()
+        changes = {weight: update.delta for weight, update in self.updates.matrices.items()} | self.updates.vectors
+        for weight, change in changes.items():
+            if change is not None and not bool(torch.isfinite(change.sum())):
+                raise self._divergence(f"the update of {weight.name}")
+
+    def check(self, x: Tensor) -> None:
+        """After a step: raise if a gradient, or the stream `x`, has left the range of numbers, naming the place."""
+        self.check_gradients()
+        if not bool(torch.isfinite(x.sum())):
+            self.checks_outputs = True
+            walk.forward_pass(self, self.auxiliary)
+            raise self._divergence("the stream at the head")
+
+    def _divergence(self, where: str) -> DivergenceError:
+        when = f" after step {self.step} of {self.rule.steps}" if self.step else ""
+        return DivergenceError.at(where, self.rule.learning_rate, when)
+
+    def _factors(self, x: Tensor, gradient: Tensor) -> Factors:
+        if self.pooled:
+            kept = self.batch.on(x.device).attended[:, : x.shape[1]]
+            x, gradient = x[kept][None], gradient[kept][None]
+        return Factors(x, gradient, self.rule.learning_rate)
+
+    def _matrix(self, op: Linear) -> MatrixUpdate:
+        """The update of a linear's matrix, in the form that costs less."""
+        if op.weight not in self.updates.matrices:
+            dual = self.dual
+            outputs, inputs = op.weight.read().shape
+            if self.pooled:  # used again and again: what takes less room is also what reads faster
+                rank = self.rule.steps * int(self.batch.attended[:, : self.batch.num_reached].sum())
+                dual = cost.smaller_as_factors(inputs, outputs, rank)
+            elif dual is None:
+                tokens, steps = self.batch.input_ids.shape[1], self.rule.steps
+                dual = cost.prefers_dual(
+                    inputs, outputs, cost.Work(trained=self.batch.num_reached, tokens=tokens, steps=steps)
+                )
+            self.updates.matrices[op.weight] = MatrixUpdate(dual=dual, keep=self.pooled or self.rule.steps > 1)
+        return self.updates.matrices[op.weight]
+
+    def _linear(self, op: Linear, x: Tensor) -> Tensor:
+        update = self.updates.matrices.get(op.weight)
+        change = None if op.bias is None else self.updates.vectors.get(op.bias)
+        if update is None:  # and yet the bias may have moved, if the update of the matrix alone is off
+            y = self._shared_product(op, x)
+            return y if change is None else (y + change[:, None]).to(y.dtype)
+        if update.dual:
+            y = self._shared_product(op, x)
+            for factors in update.factors:
+                y = factors.add_forward(y, x, with_bias=change is not None)
+            return y
+        matrices = self.formed(op, update)
+        y = x.to(matrices.dtype) @ (matrices.mT if len(matrices) == len(x) else matrices[0].mT)
+        if op.bias is not None:
+            y += op.bias.read() if change is None else (op.bias.read() + change)[:, None]
+        return y.to(x.dtype)
+
+    def formed(self, op: Linear, update: MatrixUpdate) -> Float[Tensor, "R O I"]:
+        """The updated matrix."""
+        return update.matrix(op.weight.read())
+
+    def _shared_product(self, op: Linear, x: Tensor) -> Tensor:
+        """W x + b for the whole batch at once; fused projections are multiplied once for all their parts."""
+        part = op.weight.part
+        if part is None or self._has_dense_part(op.weight):
+            return functional.linear(x, op.weight.read(), None if op.bias is None else op.bias.read())
+        if self._fused is None or self._fused[0] is not x or self._fused[1] is not op.weight.source:
+            matrix = op.weight.whole().mT if op.weight.transposed else op.weight.whole()
+            y = functional.linear(x, matrix, None if op.bias is None else op.bias.whole())
+            self._fused = x, op.weight.source, y
+        y = self._fused[2].unflatten(-1, (part.groups, part.count, -1))[..., part.index, :].flatten(-2)
+        if part.index == part.count - 1:
+            self._fused = None
+        return y
+
+    def _has_dense_part(self, weight: Weight) -> bool:
+        return any(not update.dual and other.source is weight.source for other, update in self.updates.matrices.items())
+
+    def _linear_backward(self, op: Linear, dy: Tensor) -> Tensor:
+        update = self.updates.matrices.get(op.weight)
+        if update is None:
+            return dy @ op.weight.read()
+        if not update.dual:
+            matrices = self.formed(op, update)
+            return (dy.to(matrices.dtype) @ (matrices if len(matrices) == len(dy) else matrices[0])).to(dy.dtype)
+        dx = dy @ op.weight.read()
+        for factors in update.factors:
+            dx = factors.add_backward(dx, dy)
+        return dx
+
+    def _norm(self, op: Norm, x: Tensor) -> tuple[Tensor, kernels.Normed]:
+        scale, bias = self._scale(op), None if op.bias is None else op.bias.read()
+        moved_scale, moved_bias = (
+            None if weight is None else self.updates.vectors.get(weight) for weight in (op.scale, op.bias)
+        )
+        if moved_scale is None:
+            y, saved = kernels.norm_forward(op, norm.cut(x, op.num_groups), scale, bias)
+        else:
+            y, saved = kernels.norm_forward(op, norm.cut(x, op.num_groups), None, None)
+            y = y * (scale + moved_scale)[:, None] + (0 if bias is None else bias)
+        y = y if moved_bias is None else y + moved_bias[:, None]
+        return y.to(x.dtype).view_as(x), saved
+
+    def _scale(self, op: Norm) -> Any:
+        scale = None if op.scale is None else op.scale.read().to(self.wide)
+        return scale + 1 if op.unit_offset and scale is not None else scale
+
+    def _norm_backward(self, op: Norm, saved: kernels.Normed, gradient: Tensor) -> Tensor:
+        dy, scale, rule = norm.cut(gradient, op.num_groups), self._scale(op), self.rule
+        moved = None if op.scale is None else self.updates.vectors.get(op.scale)
+        if moved is not None:
+            dy, scale = dy * (scale + moved)[:, None], None
+        if rule.norm_gradient == "exact":
+            dx = kernels.norm_backward(saved, dy, scale)
+        else:
+            dx = norm.backward(
+                saved.x,
+                dy.to(saved.x.dtype),
+                scale,
+                kind=op.kind,
+                epsilon=op.epsilon,
+                scheme=rule.norm_gradient,
+                step=rule.difference_step(rule.norm_gradient),
+                mode=rule.epsilon_mode,
+            )
+        return dx.to(gradient.dtype).view_as(gradient)
+
+    def _activation_backward(self, op: Activation, x: Tensor, gradient: Tensor) -> Tensor:
+        rule = self.rule
+        if rule.activation_gradient == "exact":
+            return kernels.activation_backward(op.function, x, gradient)
+        return activation.backward(
+            x.to(self.wide),
+            gradient.to(self.wide),
+            function=op.function,
+            scheme=rule.activation_gradient,
+            step=rule.difference_step(rule.activation_gradient),
+            mode=rule.epsilon_mode,
+        ).to(gradient.dtype)
+
+    def loss_gradient(self, x: Float[Tensor, "B n D"]) -> Float[Tensor, "B n D"]:
+        """The gradient at the head's input, a chunk of positions at a time, and only where a target is scored."""
+        self.check(x)
+        self.step += 1
+        batch = self.batch.on(x.device)
+        scored = batch.scored[:, : x.shape[1]]
+        rows, targets = x[scored], batch.targets[:, : x.shape[1]][scored]
+        gradients = torch.empty_like(rows)
+        for part in self._chunks(len(rows)):
+            gradients[part] = self._loss_gradient(rows[part], targets[part])
+        dx = torch.zeros_like(x)
+        dx[scored] = gradients
+        if self.rule.reduction == "mean":
+            dx /= scored.sum(-1).clamp(min=1)[:, None, None]
+        return dx
+
+    def _loss_gradient(self, rows: Float[Tensor, "rows D"], targets: Int[Tensor, " rows"]) -> Float[Tensor, "rows D"]:
+        weight = self.auxiliary.head.weight.read()
+        if self.rule.loss == "mse":
+            return rows - weight[targets]
+        if self.rule.loss == "quad":
+            return (rows @ weight.mT) @ weight - weight[targets]
+        # Softmax minus one-hot, in the memory of the logits: they are the largest tensor of the whole pass.
+        probabilities = self.logits(rows)
+        probabilities -= probabilities.amax(-1, keepdim=True)
+        probabilities.exp_()
+        probabilities /= probabilities.sum(-1, keepdim=True)
+        probabilities.scatter_add_(1, targets[:, None], probabilities.new_full((len(rows), 1), -1.0))
+        return probabilities.to(weight.dtype) @ weight
+
+    def logits(self, rows: Float[Tensor, "rows D"]) -> Float[Tensor, "rows V"]:
+        bias = self.auxiliary.head.bias
+        product = head.forward(rows, self.auxiliary.head.weight.read(), None if bias is None else bias.read())
+        return product.to(self.wide)
+
+    def losses(self, rows: Float[Tensor, "rows D"], targets: Int[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+        """The loss of each target; logits exist for one chunk of positions at a time."""
+        result = torch.zeros(len(rows), dtype=self.wide, device=rows.device)
+        for part in self._chunks(len(rows)):
+            logits = self.logits(rows[part])
+            logits -= logits.amax(-1, keepdim=True)
+            at_targets = logits.gather(1, targets[part, None])[:, 0]
+            result[part] = logits.exp_().sum(-1).log_() - at_targets
+        return result
+
+    def _chunks(self, num_rows: int) -> Iterator[slice]:
+        size = max(1, self.budget // (self.auxiliary.vocabulary_size * self.wide.itemsize))
+        for start in range(0, num_rows, size):
+            yield slice(start, start + size)

@@ -1,0 +1,151 @@
+"""Attention without its scores: fused in the forward pass, and query by query chunk in the backward pass.
+
+B batch, T tokens, H heads, K key/value heads, G queries that share one, d head width, Q queries of a chunk.
+With a memory the first `start` tokens have been read before: queries are those of the tokens behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from tintformer.auxiliary.ops import Alibi, Attend, Rotary
+from tintformer.execution.batch import Batch
+from tintformer.execution.kv_cache import Memory
+from tintformer.rule import attention
+from tintformer.rule.attention import HeadGradients, Heads, Where
+from tintformer.rule.learning_rule import LearningRule
+
+
+class Scene:
+    """Masks and rotations of one batch, made once a device and cut to the tokens at hand."""
+
+    def __init__(self, batch: Batch, dtype: torch.dtype, budget: int, *, memory: Memory | None = None, start: int = 0):
+        self.batch, self.dtype, self.budget = batch, dtype, budget
+        self.memory, self.start = memory, start
+        self.plain = batch.is_plain()
+        self.rotations: dict[tuple[Rotary, torch.device], attention.Rotation] = {}
+        self.masks: dict[tuple[int | None, torch.device], Tensor] = {}
+
+    def heads(self, op: Attend, inputs: tuple[Tensor, ...]) -> Heads:
+        """Cut into heads and rotate; the whole of what a backward pass needs."""
+        heads = attention.split(inputs, op, self._where(op, inputs[0].shape[1], inputs[0].device))
+        return Heads(*(x.to(inputs[0].dtype) for x in heads))
+
+    def merge(self, op: Attend, gradients: Heads) -> tuple[Tensor, ...]:
+        """Gradients of the heads back to gradients of queries, keys and values."""
+        merged = attention.merge(gradients, op, self._where(op, gradients.key.shape[-2], gradients.key.device))
+        return tuple(x.to(gradients.value.dtype) for x in merged)
+
+    def forward(self, op: Attend, heads: Heads) -> Float[Tensor, "B T Hd"]:
+        """Softmax attention by torch's fused kernel."""
+        if self.memory is not None:
+            heads = Heads(heads.query, *self.memory.extend(op.name, heads.key, heads.value, self.start))
+        query = heads.query.flatten(1, 2)
+        key, value = (_shared(x, op) for x in heads[1:])
+        causal_alone = self.plain and self._window(op) is None and not isinstance(op.position, Alibi)
+        if causal_alone and (self.start == 0 or query.shape[2] == 1):  # one new token sees all that there are
+            y = functional.scaled_dot_product_attention(query, key, value, is_causal=self.start == 0, scale=op.scale)
+        else:
+            parts = [
+                functional.scaled_dot_product_attention(
+                    query[:, :, rows],
+                    key[:, :, :end],
+                    value[:, :, :end],
+                    self._bias(op, rows, end, query.device).to(query.dtype),
+                    scale=op.scale,
+                )
+                for rows, end in self._chunks(heads)
+            ]
+            y = torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
+        return y.transpose(1, 2).flatten(2)
+
+    def backward(self, op: Attend, heads: Heads, dy: Float[Tensor, "B T Hd"], rule: LearningRule) -> HeadGradients:
+        """What all queries send to the heads; scores exist for one chunk of queries at a time."""
+        dtype = heads.value.dtype
+        heads, dy = Heads(*(x.to(self.dtype) for x in heads)), dy.to(self.dtype)
+        queries: list[Tensor] = []
+        dkey: Tensor | None = None
+        dvalue, positions = torch.zeros_like(heads.value), self.batch.on(dy.device).positions
+        for rows, end in self._chunks(heads):
+            part = Heads(heads.query[..., rows, :], heads.key[..., :end, :], heads.value[..., :end, :])
+            found = attention.head_gradients(
+                part,
+                dy[:, rows],
+                op,
+                Where(mask=self._mask(op, rows, end, dy.device)[:, None, None], positions=positions[:, :end]),
+                scheme=rule.attention_gradient,
+                step=rule.difference_step(rule.attention_gradient),
+                mode=rule.epsilon_mode,
+            )
+            dvalue[..., :end, :] += found.value
+            if found.query is not None and found.key is not None:
+                queries.append(found.query)
+                dkey = torch.zeros_like(heads.key) if dkey is None else dkey
+                dkey[..., :end, :] += found.key
+        if dkey is None:
+            return HeadGradients(None, None, dvalue.to(dtype))
+        return HeadGradients(torch.cat(queries, dim=-2).to(dtype), dkey.to(dtype), dvalue.to(dtype))
+
+    def _chunks(self, heads: Heads) -> Iterator[tuple[slice, int]]:
+        """Runs of queries whose scores fit the budget, each with the number of keys that it can see."""
+        tokens, count = heads.query.shape[-2], heads.query[..., 0, 0].numel()
+        size = max(1, self.budget // (count * heads.key.shape[-2] * self.dtype.itemsize))
+        for first in range(0, tokens, size):
+            end = min(first + size, tokens)
+            yield slice(first, end), self.start + end
+
+    def _where(self, op: Attend, tokens: int, device: torch.device) -> Where:
+        here = slice(self.start, self.start + tokens)
+        everywhere = self.batch.on(device).positions
+        positions = everywhere[:, here]
+        rotary = op.position
+        rotation = None
+        if isinstance(rotary, Rotary):
+            if (rotary, device) not in self.rotations:
+                self.rotations[rotary, device] = attention.rotation(rotary, everywhere, self.dtype)
+            cos, sin = self.rotations[rotary, device]
+            rotation = attention.Rotation(cos[:, here], sin[:, here])
+        return Where(
+            mask=positions.new_zeros(1, 1, 1, 1, tokens, dtype=self.dtype), positions=positions, rotation=rotation
+        )
+
+    def _window(self, op: Attend) -> int | None:
+        """The window where it hides anything."""
+        tokens = self.batch.input_ids.shape[1]
+        return None if op.window is None or op.window >= tokens else op.window
+
+    def _mask(self, op: Attend, rows: slice, end: int, device: torch.device) -> Float[Tensor, "one_or_B Q T"]:
+        """The additive mask of a run of queries."""
+        window = self._window(op)
+        if self.plain and window is None:
+            places = torch.arange(end, device=device)
+            hidden = places > places[self.start :][rows, None]
+            return torch.zeros(hidden.shape, dtype=self.dtype, device=hidden.device).masked_fill_(
+                hidden, torch.finfo(self.dtype).min
+            )[None]
+        if (window, device) not in self.masks:
+            batch = self.batch.on(device)
+            self.masks[window, device] = batch.additive_mask(self.dtype, window, first=self.start)
+        return self.masks[window, device][:, rows, :end]
+
+    def _bias(self, op: Attend, rows: slice, end: int, device: torch.device) -> Float[Tensor, "one_or_B one_or_H Q T"]:
+        """Mask and ALiBi, as the fused kernel takes them."""
+        bias = self._mask(op, rows, end, device)[:, None]
+        if isinstance(op.position, Alibi):
+            slopes = op.position.slopes.to(device, self.dtype)[:, None, None]
+            positions = self.batch.on(device).positions[:, None]
+            # Distances, not positions: a softmax does not care, but half precisions would round large numbers.
+            asking = positions[..., self.start :][..., rows, None]
+            bias = bias + slopes * (positions[..., None, :end] - asking).to(self.dtype)
+        return bias
+
+
+def _shared(x: Float[Tensor, "B K T d"], op: Attend) -> Float[Tensor, "B H T d"]:
+    """Keys or values repeated for all queries that share them."""
+    groups = op.num_heads // op.num_key_value_heads
+    return x if groups == 1 else x.repeat_interleave(groups, dim=1)

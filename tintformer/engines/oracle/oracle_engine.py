@@ -1,0 +1,213 @@
+"""The oracle engine: the Hugging Face model under autograd, plain SGD, one sequence and one segment at a time.
+
+There are no masks here: padding is cut away, and every segment (behind the shared tokens) runs as a sequence of its
+own, with the model's own causal mask, windows and positions. What the walk does with masks must agree with that.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional
+
+from tintformer.auxiliary.description import Auxiliary
+from tintformer.auxiliary.families import families
+from tintformer.engines.oracle.mode import OracleMode
+from tintformer.engines.oracle.twin import make_twin
+from tintformer.errors import InputError
+from tintformer.execution.batch import SHARED, Batch
+from tintformer.execution.engine import EngineResult, Predictions
+from tintformer.rule.learning_rule import LearningRule
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One segment of a row, as the model sees it: no padding, no other segment."""
+
+    tokens: Tensor
+    positions: Tensor
+    places: list[int]
+    """Where each token stands in the row."""
+    scored: list[tuple[int, int]]
+    """(position in this sequence, target token) of every training target."""
+
+
+class OracleEngine:
+    """The truth that the other engines are measured against: slow, simple and independent."""
+
+    def __init__(self, auxiliary: Auxiliary, rule: LearningRule):
+        auxiliary.require_one_device("the oracle")
+        model = auxiliary.model
+        self.rule, self.family = rule, families()[auxiliary.family]
+        self.dtype = torch.promote_types(auxiliary.dtype, torch.float32)
+        self.mode = OracleMode(rule, self.dtype)
+        self.twin = make_twin(model, self.family, rule, self.mode)
+        self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self.original = {name: value.detach().to(self.dtype) for name, value in model.named_parameters()}
+        self.masks = self._movable()
+
+    def run(self, batch: Batch, *, logits_at: Bool[Tensor, "B T"] | None, before: bool) -> EngineResult:
+        """Train every sequence on its own, then predict."""
+        rows = [_sequences(batch, row) for row in range(len(batch.input_ids))]
+        if self.rule.takes_differences():
+            _refuse_shared_tokens(batch, rows)
+        tuned = [self._train(row) for row in rows]
+        return EngineResult(
+            after=self._predictions(tuned, rows, batch, logits_at),
+            before=self._predictions([self.original] * len(rows), rows, batch, logits_at) if before else None,
+            updates=lambda row: {name: tuned[row][name] - self.original[name] for name in self.masks},
+        )
+
+    def _predictions(
+        self, values: list[dict[str, Tensor]], rows: list[list[Sequence]], batch: Batch, logits_at: Tensor | None
+    ) -> Predictions:
+        at = batch.evaluates if logits_at is None else logits_at
+        logits = torch.cat([self._predict(*pair, at[i]) for i, pair in enumerate(zip(values, rows, strict=True))])
+        evaluated = batch.evaluates
+        losses = -logits[evaluated[at]].log_softmax(-1).gather(1, batch.targets[evaluated][:, None])[:, 0]
+        return Predictions(losses=losses, logits=None if logits_at is None else logits)
+
+    def _train(self, row: list[Sequence]) -> dict[str, Tensor]:
+        values = dict(self.original)
+        count = sum(len(sequence.scored) for sequence in row)
+        if count == 0:
+            return values
+        for _ in range(self.rule.steps):
+            moving = {name: values[name].clone().requires_grad_() for name in self.masks}
+            with torch.enable_grad(), self.mode:
+                losses = [self._loss({**values, **moving}, sequence) for sequence in row if sequence.scored]
+                loss = torch.stack(losses).sum()
+                loss = loss / count if self.rule.reduction == "mean" else loss
+                gradients = torch.autograd.grad(loss, list(moving.values()), allow_unused=True, materialize_grads=True)
+            for (name, mask), gradient in zip(self.masks.items(), gradients, strict=True):
+                values[name] = values[name] - self.rule.learning_rate * mask * gradient
+        return values
+
+    def _loss(self, values: dict[str, Tensor], sequence: Sequence) -> Tensor:
+        inputs, logits = self._call(values, sequence)
+        places = torch.tensor([place for place, _ in sequence.scored], device=logits.device)
+        targets = torch.tensor([token for _, token in sequence.scored], device=logits.device)
+        x, matrix = inputs[places], values[self._head_weight()]
+        match self.rule.loss:
+            case "cross_entropy":
+                return functional.cross_entropy(logits[places], targets, reduction="sum")
+            case "mse":
+                return 0.5 * (x - matrix[targets]).pow(2).sum()
+            case "quad":
+                return 0.5 * functional.linear(x, matrix).pow(2).sum() - (x * matrix[targets]).sum()
+
+    @torch.no_grad()
+    def _predict(self, values: dict[str, Tensor], row: list[Sequence], at: Tensor) -> Tensor:
+        wanted = at.nonzero().flatten().tolist()
+        logits: dict[int, Tensor] = {}
+        with self.mode:
+            for sequence in row:
+                _, here = self._call(values, sequence)
+                for place, vector in zip(sequence.places, here, strict=True):
+                    logits.setdefault(place, vector)
+        nothing = torch.zeros_like(next(iter(logits.values())))
+        chosen = [logits.get(place, nothing) for place in wanted]
+        return torch.stack(chosen) if chosen else nothing[None][:0]
+
+    def _call(self, values: dict[str, Tensor], sequence: Sequence) -> tuple[Tensor, Tensor]:
+        """The input of the head and the logits, `[tokens, width]` and `[tokens, vocabulary]`."""
+        seen: list[Tensor] = []
+        head = self.twin.get_submodule(self.family.paths.head)
+        handle = head.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+        tokens = sequence.tokens[None]
+        # An explicit mask of ones: without it, HF takes a gap in the position ids for the start of another sequence.
+        options: dict[str, Any] = {
+            "input_ids": tokens,
+            "attention_mask": torch.ones_like(tokens),
+            "use_cache": False,
+        }
+        if self.takes_positions:
+            options["position_ids"] = sequence.positions[None]
+        try:
+            logits = functional_call(self.twin, values, args=(), kwargs=options).logits
+        finally:
+            handle.remove()
+        return seen[0][0], logits[0]
+
+    def _head_weight(self) -> str:
+        name = f"{self.family.paths.head}.weight"
+        return name if name in self.original else f"{self.family.paths.tokens}.weight"
+
+    def _movable(self) -> dict[str, Tensor]:
+        """For each parameter that may move, what to multiply its gradient by: 1, or a mask over fused rows."""
+        paths, rule = self.family.paths, self.rule
+        num_blocks = len(self.twin.get_submodule(paths.blocks))
+        first = num_blocks - (rule.layers or num_blocks)
+        masks: dict[str, Tensor] = {}
+        for name, value in self.original.items():
+            inside = name.removeprefix(f"{paths.blocks}.")
+            if inside != name:
+                layer, _, inside = inside.partition(".")
+                if int(layer) < first:
+                    continue
+            elif not (paths.final_norm and name.startswith(f"{paths.final_norm}.")):
+                continue
+            module, _, kind = inside.rpartition(".")
+            if module in (paths.query, paths.key, paths.query_norm, paths.key_norm):
+                free = rule.update_query_key
+            elif module in (paths.attention_norm, paths.mlp_norm) or inside == name:
+                free = kind == "bias" or rule.update_norm_scale
+            else:
+                free = True
+            if free:
+                fused = module == paths.query_key_value and not rule.update_query_key
+                masks[name] = self._value_rows(value) if fused else value.new_ones(())
+        return masks
+
+    def _value_rows(self, parameter: Tensor) -> Tensor:
+        """1 on the outputs of a fused projection that are values, 0 on queries and keys."""
+        outputs = parameter.shape[-1] if self.family.transposed else parameter.shape[0]
+        heads = self.twin.config.num_attention_heads if self.family.fused_by_head else 1
+        pattern = parameter.new_tensor([0.0, 0.0, 1.0])
+        rows = pattern.repeat_interleave(outputs // (3 * heads)).repeat(heads)
+        return rows if self.family.transposed or parameter.dim() == 1 else rows[:, None]
+
+
+def _refuse_shared_tokens(batch: Batch, rows: list[list[Sequence]]) -> None:
+    """A shared token has one gradient, the sum over its segments; run apart, a difference would be taken of each."""
+    for row, sequences in enumerate(rows):
+        if len(sequences) > 1 and bool((batch.attended[row] & (batch.segments[row] == SHARED)).any()):
+            raise InputError(
+                f"row {row} has tokens that several segments share: the oracle runs segments apart, which is the same "
+                "only if no gradient is a difference; use exact gradients, or engine='reference'"
+            )
+
+
+def _sequences(batch: Batch, row: int) -> list[Sequence]:
+    """Cut a row into its segments; a pair of shared tokens is scored once, in the first of them."""
+    tokens = batch.input_ids[row].tolist()
+    attended, segments = batch.attended[row].tolist(), batch.segments[row].tolist()
+    train, loss = batch.train[row].tolist(), batch.loss[row].tolist()
+    shared = [t for t, segment in enumerate(segments) if attended[t] and segment == SHARED]
+    own = sorted({segment for t, segment in enumerate(segments) if attended[t] and segment != SHARED})
+    result: list[Sequence] = []
+    for number, segment in enumerate(own or [SHARED]):
+        places = list(shared)
+        if segment != SHARED:
+            places += [t for t in range(len(tokens)) if attended[t] and segments[t] == segment]
+        scored = [
+            (index, tokens[t + 1])
+            for index, t in enumerate(places)
+            if t + 1 < len(tokens)
+            and attended[t + 1]
+            and segments[t] == segments[t + 1]
+            and train[t + 1]
+            and loss[t + 1]
+            and (segments[t] != SHARED or number == 0)
+        ]
+        given = batch.given_positions
+        device = batch.input_ids.device
+        positions = torch.arange(len(places), device=device) if given is None else given[row, places]
+        result.append(Sequence(batch.input_ids[row, places], positions, places, scored))
+    return result

@@ -1,0 +1,1 @@
+"""How a pass runs: batch and masks, the walk over the auxiliary, contracts of executors and engines, hooks."""

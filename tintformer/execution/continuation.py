@@ -1,0 +1,68 @@
+"""Sequences that have been learnt from and go on: each with what it has learnt, token by token."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from tintformer.auxiliary.description import Auxiliary
+from tintformer.errors import InputError
+from tintformer.execution.batch import Batch
+from tintformer.execution.kv_cache import Memory
+
+
+class Continuation(ABC):
+    """A batch after its training, and the stream at the head's input of the tokens that were read last."""
+
+    def __init__(self, auxiliary: Auxiliary, batch: Batch, memory: Memory | None, x: Float[Tensor, "B n D"]):
+        self.auxiliary, self.batch, self.memory, self.x = auxiliary, batch, memory, x
+
+    @property
+    def length(self) -> int:
+        """Tokens read so far, padding included."""
+        return self.batch.input_ids.shape[1]
+
+    @torch.no_grad()
+    def extend(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> None:
+        """Read more tokens with the weights as they are now; `attention_mask` is that of all tokens."""
+        if self.memory is None:
+            raise InputError("nothing was kept to go on from: begin with remember=True")
+        batch = self.batch.extended(self.auxiliary, input_ids, attention_mask)
+        self.x = self._read(batch, self.memory, self.length)
+        self.batch = batch
+
+    @torch.no_grad()
+    def logits(self, last: int | None = None) -> Float[Tensor, "B n V"]:
+        """Logits at the tokens that were read last, or at the `last` few of them."""
+        x = self.x if last is None else self.x[:, -last:]
+        return self._head(x.flatten(0, 1)).unflatten(0, x.shape[:2]).to(self.auxiliary.device)
+
+    def reorder(self, rows: Tensor) -> None:
+        """Go on from these sequences, in this order."""
+        rows = rows.to(self.x.device)
+        self.batch, self.x = self.batch.select(rows), self.x.index_select(0, rows)
+        if self.memory is not None:
+            self.memory.reorder(rows)
+        self._reorder_updates(rows)
+
+    def crop(self, length: int) -> None:
+        """Forget the tokens behind the first `length`."""
+        self.batch = self.batch.select(tokens=length)
+
+    @property
+    def seen(self) -> Bool[Tensor, "B T"]:
+        """The attention mask of all tokens read so far."""
+        return self.batch.attended
+
+    @abstractmethod
+    def _read(self, batch: Batch, memory: Memory, start: int) -> Float[Tensor, "B n D"]:
+        """The stream at the head's input of the tokens from `start` on."""
+
+    @abstractmethod
+    def _head(self, rows: Float[Tensor, "rows D"]) -> Float[Tensor, "rows V"]: ...
+
+    @abstractmethod
+    def _reorder_updates(self, rows: Tensor) -> None: ...

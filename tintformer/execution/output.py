@@ -1,0 +1,98 @@
+"""What a pass returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from tintformer.errors import InputError
+from tintformer.execution.batch import Batch
+from tintformer.execution.engine import Predictions
+
+Logits = Literal["all", "evaluation", "none"]
+
+
+def positions_of(logits: Logits, batch: Batch) -> Bool[Tensor, "B T"] | None:
+    """The positions whose logits are asked for; None for none."""
+    if logits not in get_args(Logits):
+        raise InputError(f"logits={logits!r} is unknown; choose one of {', '.join(get_args(Logits))}")
+    return {"all": torch.ones_like(batch.evaluates), "evaluation": batch.evaluates, "none": None}[logits]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TintOutput:
+    """What a pass predicts after learning (and before, if asked), and what it learnt."""
+
+    loss: Float[Tensor, ""] | None
+    """Mean of `token_loss` over the evaluation tokens of the batch; None if there are none."""
+    token_loss: Float[Tensor, "batch tokens"]
+    """Negative log-likelihood of every evaluation token, in nats; 0 elsewhere."""
+    evaluation_mask: Bool[Tensor, "batch tokens"]
+    """Tokens outside of the training part whose predecessor is attended and in the same segment."""
+    logits: Tensor | None
+    """`[batch, tokens, vocabulary]` with logits="all"; `[evaluation tokens, vocabulary]`, those that predict
+    `input_ids[evaluation_mask]`, with "evaluation"; None with "none"."""
+    logits_before: Tensor | None = None
+    token_loss_before: Float[Tensor, "batch tokens"] | None = None
+    loss_before: Float[Tensor, ""] | None = None
+    _updates: Callable[[int], dict[str, Tensor]] = field(repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        batch: Batch,
+        after: Predictions,
+        before: Predictions | None,
+        updates: Callable[[int], dict[str, Tensor]],
+    ) -> TintOutput:
+        """Bring an engine's predictions into the batch's shape."""
+
+        def losses(predictions: Predictions | None) -> tuple[Tensor | None, Tensor | None]:
+            if predictions is None:
+                return None, None
+            token_loss = predictions.losses.new_zeros(batch.input_ids.shape)
+            token_loss[batch.evaluation_mask] = predictions.losses
+            return (predictions.losses.mean() if len(predictions.losses) else None), token_loss
+
+        def logits(predictions: Predictions | None) -> Tensor | None:
+            if predictions is None or predictions.logits is None:
+                return None
+            everywhere = len(predictions.logits) == batch.input_ids.numel()
+            return predictions.logits.view(*batch.input_ids.shape, -1) if everywhere else predictions.logits
+
+        loss, token_loss = losses(after)
+        loss_before, token_loss_before = losses(before)
+        assert token_loss is not None
+        return cls(
+            loss=loss,
+            token_loss=token_loss,
+            evaluation_mask=batch.evaluation_mask,
+            logits=logits(after),
+            logits_before=logits(before),
+            loss_before=loss_before,
+            token_loss_before=token_loss_before,
+            _updates=updates,
+        )
+
+    def updates(self, row: int | None = None) -> dict[str, Tensor]:
+        """The change of every movable parameter: Hugging Face's names, shapes and orientation.
+
+        Every sequence learns on its own, so a batch of several needs the `row` whose update is meant.
+        """
+        num_rows = len(self.token_loss)
+        if row is None and num_rows > 1:
+            raise InputError(f"this batch holds {num_rows} sequences, each with its own update: give row=")
+        row = row or 0
+        if not 0 <= row < num_rows:
+            raise InputError(f"row={row} but the batch holds {num_rows} sequences, numbered from 0")
+        return self._updates(row)
+
+    @property
+    def log_probability(self) -> Float[Tensor, " batch"]:
+        """Log-probability of each row's evaluation tokens together: of a label, say, given its prompt."""
+        return -self.token_loss.sum(-1)

@@ -1,1 +1,0 @@
-"""Looking inside: hooks on every op of a pass, and what an update consists of and brings about."""

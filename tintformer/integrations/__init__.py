@@ -1,0 +1,1 @@
+"""Other tools' own interfaces: transformers and the evaluation harness."""

@@ -1,0 +1,76 @@
+"""The model args of `tint` in the harness: every one known and checked before a model is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from tintformer.errors import InputError, RuleError
+from tintformer.integrations.transformers.config import ENGINES
+from tintformer.rule.learning_rule import PRESETS, LearningRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """What `--model_args` may hold, besides the knobs of a learning rule and `preset`."""
+
+    pretrained: str
+    """A hub id, a directory, or a bundled or fetched name."""
+    rule: LearningRule
+    """How it learns from a context; with the rate 0 nothing is learnt, and it is the model as it is."""
+    engine: str = "fast"
+    """`fast`, or `simulator`: the constructed transformer, the same numbers at many times the cost."""
+    dtype: str = "float32"
+    max_length: int | None = None
+    """Tokens of a context with its continuation; None: as many as the model was built for."""
+    batch_size: int = 8
+    """Contexts that run together, each with an update of its own. More want more memory."""
+    device: str | None = None
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> Arguments:
+        """What the harness hands over: numbers as numbers, the rest as text."""
+        knobs = [field.name for field in fields(LearningRule)]
+        own = [field.name for field in fields(cls) if field.name != "rule"]
+        known = [*own, "preset", *knobs]
+        if unknown := sorted(set(given) - set(known)):
+            raise InputError(f"unknown model args of tint: {', '.join(unknown)}; known are {', '.join(known)}")
+        if not given.get("pretrained"):
+            raise InputError("there is no model; give --model_args pretrained=MODEL,learning_rate=RATE")
+        if "learning_rate" not in given:
+            raise RuleError("learning_rate is missing in the model args; give one, or 0 for the model as it is")
+        if type(given["learning_rate"]) is int:  # the harness reads "0" as one
+            given = given | {"learning_rate": float(given["learning_rate"])}
+        preset = given.get("preset", "default")
+        if preset not in PRESETS:
+            raise RuleError(f"preset={preset!r} is unknown; choose one of {', '.join(PRESETS)}")
+        rule = PRESETS[preset](**{name: given[name] for name in knobs if name in given})
+        chosen: dict[str, Any] = {name: given[name] for name in own if given.get(name) is not None}
+        for name, value in chosen.items():
+            chosen[name] = _count(name, value) if name in ("max_length", "batch_size") else str(value)
+        return cls(rule=rule, **chosen)
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise InputError(f"engine={self.engine!r} is unknown here; choose one of {', '.join(ENGINES)}")
+        dtype = getattr(torch, self.dtype, None)
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise InputError(f"dtype={self.dtype!r} is unknown; choose float32, float64 or bfloat16")
+
+    def available_device(self) -> str | None:
+        """The harness asks for its default, CUDA, wherever it runs; without one the CPU does it."""
+        wants_cuda = self.device is not None and self.device.startswith("cuda")
+        return "cpu" if wants_cuda and not torch.cuda.is_available() else self.device
+
+
+def _count(name: str, value: Any) -> int:
+    """A number of at least 1; the harness hands over its batch size as text."""
+    if isinstance(value, bool) or not str(value).isdecimal() or int(value) < 1:
+        raise InputError(f"{name}={value!r} must be a whole number of at least 1")
+    return int(value)

@@ -1,0 +1,131 @@
+"""Tint models on disk: what a directory may hold, read without trusting it and written whole or not at all.
+
+    config.json                      the base model's own configuration, the learning rule, the engine
+    model.safetensors                the base model's parameters, once, behind "auxiliary."; its floating-point buffers,
+                                     whose bits a conversion may have changed, behind "buffers."
+    model-00001-of-0000N.safetensors with model.safetensors.index.json in its place, above the largest size of a file
+    generation_config.json           how it generates by default
+    README.md                        the model card
+
+Everything is checked on configuration and headers before a tensor is read. Pickles and code are refused, not skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from tintformer.errors import LoadError, TintError, cause
+from tintformer.storage.safetensors_headers import INDEX, WEIGHTS, Stored, refuse_adapters
+from tintformer.storage.untrusted import check_shapes, outline
+from tintformer.storage.whole_files import check_directory, whole_files
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
+
+    from tintformer.integrations.transformers.config import TintConfig
+
+CONFIG, GENERATION, CARD = "config.json", "generation_config.json", "README.md"
+PARAMETERS, BUFFERS = "auxiliary.", "buffers."
+CARD_MARK = "<!-- Written by tintformer; take this line away to keep your own text. -->"
+_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz")
+_MOST_BUFFERS = 2**30
+"""Bytes of buffers that a configuration may ask for without weights of that size beside it."""
+
+
+def find_directory(name: str, **hub: Any) -> Path:
+    """The directory itself, or a copy of what the hub has under this name: safetensors, JSON and no more."""
+    subfolder = hub.pop("subfolder", None) or ""
+    path = Path(name).expanduser()
+    if not path.exists():
+        if name.startswith((".", "/", "~")) or name.count("/") > 1:
+            raise LoadError(f"no directory {name}; give one that TintForCausalLM.save_pretrained wrote, or a hub id")
+        path = _from_hub(name, {key: value for key, value in hub.items() if value is not None and key != "proxies"})
+    if ".." in Path(subfolder).parts or Path(subfolder).is_absolute():
+        raise LoadError(f"subfolder={subfolder!r} leads out of {name}")
+    path = path / subfolder
+    if not path.is_dir():
+        raise LoadError(f"{path} is no directory; give the one that holds {CONFIG}")
+    return path
+
+
+def _from_hub(name: str, options: dict[str, Any]) -> Path:
+    from huggingface_hub import snapshot_download
+
+    from tintformer.storage.hub_models import PATTERNS
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=PATTERNS, **options))
+    except Exception as error:  # whatever keeps the hub from answering, the user is told the same
+        raise LoadError(
+            f"cannot load {name!r}: it is no local directory, and neither the local cache nor the hub gives it "
+            f"({cause(error)}); check the name and the connection, or give a directory"
+        ) from error
+
+
+def check_files(directory: Path) -> None:
+    """Refuse what could run something when it is opened, and weights that would be put on top."""
+    for file in sorted(directory.iterdir()):
+        if file.suffix.lower() in _PICKLES:
+            raise LoadError(f"{file} may be pickled, and opening it could run anything; only safetensors are read")
+    refuse_adapters(directory)
+
+
+def check_fit(config: TintConfig, stored: Stored, directory: Path) -> None:
+    """Compare what the configuration asks for with what is there, on a model without data."""
+    model = outline(config.auxiliary, len(stored.shapes), str(directory / CONFIG))
+    asked = {PARAMETERS + name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    found = {name: shape for name, shape in stored.shapes.items() if not name.startswith(BUFFERS)}
+    if odd := sorted(asked.keys() ^ found.keys()):
+        kind = "lacks" if odd[0] in asked else "holds"
+        raise LoadError(f"{directory} {kind} {odd[0]}, unlike the model that its {CONFIG} describes")
+    buffers = {BUFFERS + name: tuple(buffer.shape) for name, buffer in model.named_buffers()}
+    check_shapes(asked | buffers, stored.shapes, str(directory))
+    size = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
+    if size > max(_MOST_BUFFERS, stored.num_bytes):
+        raise LoadError(f"{directory / CONFIG} asks for {size} bytes of tables besides its weights")
+
+
+def write(
+    directory: Path,
+    *,
+    config: TintConfig,
+    generation: GenerationConfig,
+    tensors: dict[str, Tensor],
+    card: str,
+    max_shard_size: int | str,
+) -> None:
+    """Write a model; an earlier one in the same place is replaced whole, or left as it was."""
+    from huggingface_hub import split_torch_state_dict_into_shards
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    check_directory(directory, [WEIGHTS, INDEX, GENERATION, CONFIG, CARD])
+    split = split_torch_state_dict_into_shards(tensors, max_shard_size=max_shard_size)
+    shards = {file.name for file in directory.glob("model-*.safetensors") if _SHARD.fullmatch(file.name)}
+    shards |= set(split.filename_to_tensors)
+    names = [*sorted(shards | {WEIGHTS}), INDEX, GENERATION, CONFIG]  # what people open comes last
+    if _may_write_card(directory / CARD):
+        names.append(CARD)
+    try:
+        with whole_files(directory, names) as new:
+            for file, held in split.filename_to_tensors.items():
+                save_file({name: tensors[name].contiguous() for name in held}, new / file, metadata={"format": "pt"})
+            if split.is_sharded:
+                index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+                (new / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+            generation.save_pretrained(new)
+            config.to_json_file(new / CONFIG)
+            (new / CARD).write_text(card, encoding="utf-8")
+    except (OSError, SafetensorError) as error:
+        raise TintError(f"cannot write {directory}: {error}") from error
+
+
+def _may_write_card(card: Path) -> bool:
+    """Whether there is none, or one of ours; a user's own text stays."""
+    return not card.exists() or CARD_MARK in card.read_text(encoding="utf-8", errors="replace")

@@ -1,0 +1,1 @@
+"""What people call: Tint, Tuned, the choice of a rate, texts."""

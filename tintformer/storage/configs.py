@@ -1,0 +1,108 @@
+"""Configurations by name or path: a model is described and counted without its weights and without the hub."""
+
+from __future__ import annotations
+
+import json
+import os
+from copy import deepcopy
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tintformer.bundled import bundled_directory
+from tintformer.errors import LoadError, cause
+from tintformer.storage.known_checkpoints import CHECKPOINTS
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PretrainedConfig
+
+    from tintformer.auxiliary.description import Auxiliary
+
+KNOWN: tuple[str, ...] = tuple(CHECKPOINTS)
+"""The hub ids whose configurations are known here."""
+
+_EXAMPLES = ("openai-community/gpt2", "facebook/opt-125m", "EleutherAI/pythia-70m", "meta-llama/Llama-3.2-1B")
+
+_BY_NAME = {spelling.lower(): name for name in KNOWN for spelling in (name, name.rpartition("/")[2])}
+"""Hub ids by what a user may write: the id, or the part behind the owner, in any case."""
+
+
+def known_config(name: str) -> PretrainedConfig | None:
+    """The configuration of a well-known checkpoint, by its hub id or the part behind the owner; None if unknown.
+
+    It holds what shapes the computation. Token ids, dropout and the like are the family's defaults.
+    """
+    from transformers import AutoConfig
+
+    found = _BY_NAME.get(name.lower())
+    return None if found is None else AutoConfig.for_model(**deepcopy(CHECKPOINTS[found]))
+
+
+def read_config(name_or_path: str | os.PathLike[str]) -> PretrainedConfig:
+    """The configuration of a supported model: a directory with config.json, a JSON file, a bundled or a known name.
+
+    What exists on disk comes first, as for `load`. Nothing is fetched.
+    """
+    from tintformer.auxiliary.validation import find_family
+
+    name = os.fspath(name_or_path)
+    path = Path(name).expanduser()
+    if not path.exists():
+        path = bundled_directory(name) or path
+    config = _read_path(path) if path.exists() else known_config(name)
+    if config is None:
+        raise LoadError(
+            f"no configuration for {name!r}: it is no directory, no file and none of the {len(KNOWN)} names known here "
+            f"(such as {', '.join(_similar(name))}); nothing is fetched, so give a directory with config.json or "
+            "a JSON file"
+        )
+    find_family(config, name)
+    return config
+
+
+def meta_auxiliary(config: PretrainedConfig, name: str, dtype: torch.dtype | None = None) -> Auxiliary:
+    """The description of a model without data: shapes and wiring as they would be, at any size, in a second.
+
+    It is a float32 model unless `dtype` says otherwise.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from tintformer.auxiliary.describe import describe
+    from tintformer.auxiliary.validation import find_family
+
+    family = find_family(config, name)
+    try:
+        with torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype or torch.float32)
+    except Exception as error:  # every family's code finds other faults in other ways
+        raise LoadError(f"transformers cannot build {name} from its configuration: {cause(error)}") from error
+    return describe(model.eval(), family, name)
+
+
+def _read_path(path: Path) -> PretrainedConfig:
+    from transformers import AutoConfig
+
+    from tintformer.storage.untrusted import check_settings
+
+    file = path / "config.json" if path.is_dir() else path
+    if not file.exists():
+        raise LoadError(f"{path} holds no config.json; give a directory that has one, or a JSON file")
+    try:
+        knobs = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise LoadError(f"cannot read {file} as JSON: {error}") from error
+    if not isinstance(knobs, dict) or "model_type" not in knobs:
+        raise LoadError(f"{file} does not say its model_type; give the config.json of a Hugging Face model")
+    check_settings(knobs, str(file))
+    try:
+        return AutoConfig.from_pretrained(file, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # every family's configuration checks other things in other ways
+        raise LoadError(f"{file} is no configuration that transformers can read: {cause(error)}") from error
+
+
+def _similar(name: str, count: int = 4) -> list[str]:
+    """A few known names, the ones that look like `name` first."""
+    close = [_BY_NAME[spelling] for spelling in get_close_matches(name.lower(), _BY_NAME, n=count)]
+    return list(dict.fromkeys((*close, *_EXAMPLES)))[:count]
