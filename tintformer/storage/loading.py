@@ -15,7 +15,7 @@ from tintformer.auxiliary.describe import describe
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.validation import check_model, find_family
 from tintformer.errors import LoadError, TintError, cause
-from tintformer.storage.cache_paths import model_directory
+from tintformer.storage.packages import model_directory
 from tintformer.storage.safetensors_headers import INDEX, read_headers, refuse_adapters
 from tintformer.storage.untrusted import check_fit, check_settings, check_shapes
 
