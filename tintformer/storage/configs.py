@@ -52,6 +52,7 @@ def known_config(name: str) -> PretrainedConfig | None:
     from transformers import AutoConfig
 
     found = _BY_NAME.get(name.lower())
+    # A copy: configurations keep nested settings as they get them, and a user may change them.
     return None if found is None else AutoConfig.for_model(**deepcopy(KNOWN_MODELS[found]))
 
 
@@ -100,18 +101,18 @@ def meta_auxiliary(config: PretrainedConfig, name: str, dtype: torch.dtype | Non
 def _read_path(path: Path) -> PretrainedConfig:
     from transformers import AutoConfig
 
-    from tintformer.storage.untrusted import check_settings
+    from tintformer.storage.untrusted import refuse_code_and_huge_sizes
 
     file = path / "config.json" if path.is_dir() else path
     if not file.exists():
         raise LoadError(f"{path} holds no config.json; give a directory that has one, or a JSON file")
     try:
-        knobs = json.loads(file.read_text(encoding="utf-8"))
+        settings = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise LoadError(f"cannot read {file} as JSON: {error}") from error
-    if not isinstance(knobs, dict) or "model_type" not in knobs:
+    if not isinstance(settings, dict) or "model_type" not in settings:
         raise LoadError(f"{file} does not say its model_type; give the config.json of a Hugging Face model")
-    check_settings(knobs, str(file))
+    refuse_code_and_huge_sizes(settings, str(file))
     try:
         return AutoConfig.from_pretrained(file, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # every family's configuration checks other things in other ways
