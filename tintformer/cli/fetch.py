@@ -80,9 +80,9 @@ def fetch_by_name(name: str) -> dict[str, str]:
 
         return {"name": name, "status": "bundled", "path": str(bundled_directory(name)), "note": note}
     if kind == "data":
-        from tintformer.experiments.data_fetching import fetch_data, wanted_data
+        from tintformer.experiments.data_fetching import data_to_fetch, fetch_data
 
-        path, is_new = fetch_data(wanted_data(name))
+        path, is_new = fetch_data(data_to_fetch(name))
     elif kind == "package":
         from tintformer.experiments.rows import EXTRA
         from tintformer.storage.packages import PACKAGES, fetch_package
@@ -100,14 +100,14 @@ def fetch_by_name(name: str) -> dict[str, str]:
 def list_known() -> list[dict[str, Any]]:
     """What has a name here, and whether it is on this machine; any model of the hub can be fetched on top."""
     from tintformer.bundled import BUNDLED
-    from tintformer.experiments.data_fetching import wanted_data
+    from tintformer.experiments.data_fetching import data_to_fetch
     from tintformer.experiments.described import shipped
     from tintformer.storage.packages import PACKAGES
 
     bundled = [(name, "model", "bundled", True) for name in BUNDLED]
     packages = [(name, "model", package.title, package.is_present()) for name, package in PACKAGES.items()]
-    wanted = {name: wanted_data(name) for name in shipped()}
-    data = [(name, "data", each.title, all(file.is_file() for file in each.files)) for name, each in wanted.items()]
+    shipped_data = {name: data_to_fetch(name) for name in shipped()}
+    data = [(name, "data", x.title, all(file.is_file() for file in x.files)) for name, x in shipped_data.items()]
     return [dict(zip(("name", "kind", "title", "present"), row, strict=True)) for row in bundled + packages + data]
 
 
