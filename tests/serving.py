@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import re
 import threading
 import time
 from collections.abc import Generator
@@ -31,7 +30,6 @@ class Site:
     address: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
     headers: dict[str, dict[str, str]] = field(default_factory=dict)
-    ranges: bool = True
     stop_after: list[int] = field(default_factory=list)
     """For each of the next answers to a GET of a wheel: how many bytes come before the connection ends."""
     statuses: dict[str, int] = field(default_factory=dict)
@@ -40,11 +38,8 @@ class Site:
     """Seconds between pieces of a wheel."""
     password: str | None = None
     """The header that wheels are given for."""
-    asked: list[tuple[str, str, str | None]] = field(default_factory=list)
-    """Method, path and Range of all requests."""
-
-    def ranges_asked(self, path: str) -> list[str | None]:
-        return [begin for method, asked, begin in self.asked if method == "GET" and asked == path]
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    """Method and path of all requests."""
 
 
 @contextmanager
@@ -58,8 +53,7 @@ def serving(site: Site) -> Generator[Site]:
 
         def answer(self) -> None:
             path = unquote(urlsplit(self.path).path)
-            wanted = self.headers.get("Range")
-            site.asked.append((self.command, path, wanted))
+            site.asked.append((self.command, path))
             content, wheel = site.files.get(path), path.endswith(".whl")
             status = site.statuses.get(path, 404 if content is None else 200)
             if wheel and site.password and self.headers.get("Authorization") != site.password:
@@ -69,22 +63,14 @@ def serving(site: Site) -> Generator[Site]:
                 self.send_header("Content-Length", "0")
                 self.end_headers()
                 return
-            begin = int(re.findall(r"bytes=(\d+)-", wanted)[0]) if wanted and site.ranges else 0
-            if begin >= len(content) > 0:
-                self.send_response(416)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                return
-            self.send_response(206 if begin else 200)
-            if begin:
-                self.send_header("Content-Range", f"bytes {begin}-{len(content) - 1}/{len(content)}")
+            self.send_response(200)
             kind = "application/json" if path.startswith("/api/") else "text/html"
             extra = {"Content-Type": kind, **site.headers.get(path, {})}
-            for name, value in {**extra, "Content-Length": str(len(content) - begin)}.items():
+            for name, value in {**extra, "Content-Length": str(len(content))}.items():
                 self.send_header(name, value)
             self.end_headers()
             if self.command == "GET":
-                self.send_body(content[begin:], wheel)
+                self.send_body(content, wheel)
 
         def send_body(self, body: bytes, wheel: bool) -> None:
             if wheel and site.stop_after:

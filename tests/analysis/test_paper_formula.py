@@ -13,7 +13,7 @@ import tintformer as tint
 from tintformer.analysis.paper_formula import Formula
 from tintformer.analysis.strategies import strategies
 from tintformer.cli import params
-from tintformer.storage.configs import KNOWN, read_config
+from tintformer.storage.configs import KNOWN_MODELS, read_config
 
 BILLION = 1e9
 
@@ -92,7 +92,7 @@ def test_fewer_heads_than_rows_and_pieces_of_equal_width() -> None:
     assert Formula(dim_aux=20, num_layers=1, num_heads_aux=12).num_heads == 8  # 20 is not divisible by 3
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", KNOWN_MODELS)
 def test_every_known_model_has_a_size(name: str) -> None:
     size = formula(name)
     assert size.dim_sim % size.num_heads == 0 and size.num_heads % size.stack == 0

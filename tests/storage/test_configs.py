@@ -14,7 +14,7 @@ import tintformer as tint
 from tintformer.auxiliary.description import ops
 from tintformer.auxiliary.families import families
 from tintformer.auxiliary.ops import Linear
-from tintformer.storage.configs import KNOWN, known_config, meta_auxiliary, read_config
+from tintformer.storage.configs import KNOWN_MODELS, known_config, meta_auxiliary, read_config
 
 COUNTS = {
     "openai-community/gpt2": 124_439_808,
@@ -92,7 +92,7 @@ def closed_form(config: Any) -> int:
     return layers * (12 * width**2 + (biases + 4) * width) + (rows + 2) * width
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", KNOWN_MODELS)
 def test_every_known_model_has_its_published_size(name: str) -> None:
     auxiliary = meta_auxiliary(read_config(name), name)
     assert auxiliary.device.type == "meta"
@@ -104,7 +104,7 @@ def test_every_known_model_has_its_published_size(name: str) -> None:
 
 
 def test_every_size_is_checked() -> None:
-    assert COUNTS.keys() | SHAPE_ONLY == set(KNOWN)
+    assert COUNTS.keys() | SHAPE_ONLY == set(KNOWN_MODELS)
     checked = {"facebook/opt-125m", "facebook/opt-1.3b", "EleutherAI/gpt-neo-1.3B"} | SHAPE_ONLY
     for name in checked:
         config = read_config(name)
@@ -123,7 +123,7 @@ def test_names_in_any_case_and_without_their_owner(name: str) -> None:
 
 
 def test_short_names_are_unambiguous() -> None:
-    assert len({name.rpartition("/")[2].lower() for name in KNOWN}) == len(KNOWN)
+    assert len({name.rpartition("/")[2].lower() for name in KNOWN_MODELS}) == len(KNOWN_MODELS)
     assert known_config("someone-else/gpt2") is None
 
 

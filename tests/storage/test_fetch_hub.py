@@ -18,7 +18,7 @@ from test_fetch import check_refusal
 from tiny import save_model
 
 from tintformer.errors import InputError
-from tintformer.experiments.data_fetching import Wanted, fetch_data, wanted_data
+from tintformer.experiments.data_fetching import DataToFetch, data_to_fetch, fetch_data
 from tintformer.experiments.hub import Hub, read_hub
 from tintformer.experiments.tasks.load import load_task
 
@@ -138,7 +138,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_data_without_the_package(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(InputError, match=r"stanfordnlp/sst2 needs the package datasets; install it"):
-        fetch_data(wanted_data("sst2"))
+        fetch_data(data_to_fetch("sst2"))
     assert not cache.exists()
 
 
@@ -151,20 +151,20 @@ def test_rows_are_kept_and_read_without_the_hub(cache: Path, monkeypatch: pytest
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     before = load_task("sst2")
-    place, new = fetch_data(wanted_data("sst2"))
+    place, new = fetch_data(data_to_fetch("sst2"))
     assert new and place == cache / "data" and len(list(place.iterdir())) == 2
     assert asked[2:] == [("stanfordnlp/sst2", "train", False), ("stanfordnlp/sst2", "validation", False)]
-    assert fetch_data(wanted_data("sst2")) == (place, False) and len(asked) == 4
+    assert fetch_data(data_to_fetch("sst2")) == (place, False) and len(asked) == 4
 
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert load_task("sst2").identity == before.identity
     with pytest.raises(InputError, match="needs the package datasets"):  # other rows of the same data
         read_hub(Hub(id="stanfordnlp/sst2"), "train", 5)
 
-    damaged = wanted_data("sst2").files[0]
+    damaged = data_to_fetch("sst2").files[0]
     damaged.write_bytes(damaged.read_bytes()[:-20])
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    assert fetch_data(wanted_data("sst2")) == (place, True) and len(asked) == 5
+    assert fetch_data(data_to_fetch("sst2")) == (place, True) and len(asked) == 5
     assert load_task("sst2").identity == before.identity
 
 
@@ -177,7 +177,7 @@ def test_real_data_sets_from_files(cache: Path, tmp_path: Path, monkeypatch: pyt
         (tmp_path / "data" / f"{split}.jsonl").write_text("\n".join(lines))
     hub = Hub(id=str(tmp_path / "data"))
     for limit in (None, 3):  # all of it through the cache of datasets, or a stream
-        wanted = Wanted(title="local", hub=hub, splits=("train", "test"), limit=limit)
+        wanted = DataToFetch(title="local", hub=hub, splits=("train", "test"), limit=limit)
         assert fetch_data(wanted)[1] and not fetch_data(wanted)[1]
         rows = read_hub(hub, "test", limit)
         assert [row.values for row in rows] == [
@@ -188,4 +188,4 @@ def test_real_data_sets_from_files(cache: Path, tmp_path: Path, monkeypatch: pyt
 def test_a_description_without_the_hub(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text("kind: text\ntitle: Own\npath: own.txt\n")
     with pytest.raises(InputError, match="nothing to fetch"):
-        wanted_data(str(tmp_path / "own.yaml"))
+        data_to_fetch(str(tmp_path / "own.yaml"))

@@ -48,9 +48,11 @@ def _sigmoid_gated(slope: float) -> Function:
     return Function(lambda x: x * torch.sigmoid(slope * x), derivative)
 
 
+# transformers writes the constant in three ways; the difference shows in float64, where engines agree to round-off.
 _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 
 FUNCTIONS: dict[str, Function] = {
+    # The derivative is a step with 0 at 0, as in autograd; the paper's proof for ReLU writes it as sign, with 1 at 0.
     "relu": Function(torch.relu, lambda x: (x > 0).to(x.dtype)),
     "gelu": Function(functional.gelu, _gelu_derivative),
     "gelu_new": _tanh_gelu(_SQRT_2_OVER_PI),

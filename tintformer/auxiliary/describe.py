@@ -24,7 +24,7 @@ from tintformer.auxiliary.ops import (
     Step,
     Weight,
 )
-from tintformer.auxiliary.placement import placed
+from tintformer.auxiliary.placement import placed_parameters
 
 RESIDUAL: tuple[Step, ...] = ()
 """The branch that passes its input on."""
@@ -55,7 +55,7 @@ class _Reader:
     def __init__(self, model: Any, family: Family):
         self.model, self.family, self.paths, self.config = model, family, family.paths, model.config
         self.names = {id(parameter): name for name, parameter in model.named_parameters(remove_duplicate=False)}
-        self.placed = placed(model)
+        self.placed = placed_parameters(model)
         self.sources: dict[str, Tensor] = {}
         """One view of each parameter, so that the parts of a fused one are known to belong together."""
         self.home = self._home(self._module(self.paths.tokens).weight)
@@ -98,6 +98,7 @@ class _Reader:
 
         around_attention, around_mlp = partial(residual, "attention_residual"), partial(residual, "mlp_residual")
 
+        # The formulas of these orders are at `Order` in families/family.py.
         match self.family.order(self.config):
             case "pre_norm":
                 steps = around_attention((before, *attention)), around_mlp((between, *feed_forward))
@@ -115,6 +116,7 @@ class _Reader:
     def attention(self, block: nn.Module, layer: int) -> Fork:
         prefix, config = f"blocks.{layer}", self.config
         num_heads = config.num_attention_heads
+        # Heads need not add up to the width: Gemma 7B has 16 heads of 256 in a stream of 3072.
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
         num_key_value_heads = getattr(config, "num_key_value_heads", None) or num_heads
         query, key, value = self._projections(block, prefix)
@@ -151,6 +153,8 @@ class _Reader:
         return Fork(branches=((up,), (gate, activation)), join=Product(name=f"{prefix}.product")), down
 
     def _projections(self, block: nn.Module, prefix: str) -> list[Linear]:
+        # The paper updates the values alone (section "Fuzzy backpropagation via stop gradients"), so queries and keys
+        # have a knob of their own.
         groups: list[tuple[str, Group]] = [("query", "query_key"), ("key", "query_key"), ("value", "body")]
         fused = self.paths.query_key_value
         if fused is None:
@@ -175,6 +179,7 @@ class _Reader:
         if parameter is None:
             return None
         name = self.names[id(parameter)]
+        # Another home than the data's own means that accelerate has offloaded it.
         source = self.sources.setdefault(name, self.placed[name].data)
         device = None if source.device == self.home else self.home
         return Weight(name=name, source=source, device=device, **how)
@@ -208,6 +213,7 @@ class _Reader:
     def _norm(self, name: str, module: Any, num_groups: int = 1, group: Group = "body") -> Norm | None:
         if module is None:
             return None
+        # nn.LayerNorm and Gemma call it eps, LLaMA and those after it variance_epsilon.
         epsilon = module.eps if hasattr(module, "eps") else module.variance_epsilon
         return Norm(
             name=name,

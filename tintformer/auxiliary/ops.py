@@ -5,6 +5,8 @@ which sends one input down several branches and joins their outputs (`Add`, `Pro
 units, attention and parallel blocks are all forks, so a walk needs to know one mechanism only.
 """
 
+# B batch, T tokens, D width of the stream
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -68,6 +70,7 @@ class Weight:
         rows.copy_(value if self.part is None else value.unflatten(0, (self.part.groups, -1)))
 
     def _select(self, tensor: Tensor) -> Tensor:
+        # Views throughout, so that `write` fills the parameter itself.
         rows = tensor.mT if self.transposed else tensor
         if self.part is None:
             return rows

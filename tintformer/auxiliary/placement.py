@@ -12,26 +12,27 @@ import torch
 from torch import Tensor
 
 
-class Placed(NamedTuple):
+class PlacedParameter(NamedTuple):
     """A parameter's data, and the device that computes with it."""
 
     data: Tensor
     device: torch.device
 
 
-def placed(model: Any) -> dict[str, Placed]:
+def placed_parameters(model: Any) -> dict[str, PlacedParameter]:
     """Every parameter by name, tied ones under each of their names."""
-    found: dict[str, Placed] = {}
+    found: dict[str, PlacedParameter] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         hook = _offloading_hook(module)
         for key, parameter in module.named_parameters(recurse=False):
             data, device = parameter.detach(), parameter.device
             if parameter.is_meta and hook is not None:
                 data, device = hook.weights_map[key], torch.device(hook.execution_device)
-            found[f"{path}.{key}" if path else key] = Placed(data, device)
+            found[f"{path}.{key}" if path else key] = PlacedParameter(data, device)
     return found
 
 
 def _offloading_hook(module: Any) -> Any:
+    # accelerate attaches one hook as `_hf_hook`, which is a SequentialHook of several where dispatch added more.
     hook = getattr(module, "_hf_hook", None)
     return next((each for each in getattr(hook, "hooks", (hook,)) if getattr(each, "offload", False)), None)

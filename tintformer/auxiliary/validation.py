@@ -9,7 +9,7 @@ import torch
 from tintformer.auxiliary.activations import FUNCTIONS
 from tintformer.auxiliary.families import families
 from tintformer.auxiliary.families.family import Config, Family
-from tintformer.auxiliary.placement import placed
+from tintformer.auxiliary.placement import placed_parameters
 from tintformer.errors import UnsupportedModelError
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -21,6 +21,7 @@ _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
 def find_family(config: Config, name: str) -> Family:
     """The family of a supported configuration; otherwise one error that lists every reason."""
+    # By model_type and never by a part of a name; everything is collected, so that a user sees all reasons at once.
     family = families().get(config.model_type)
     reasons = config_reasons(config)
     if family is None:
@@ -37,6 +38,7 @@ def find_family(config: Config, name: str) -> Family:
 
 def config_reasons(config: Config) -> list[str]:
     """Reasons that hold for any family, read from the configuration alone."""
+    # Silence would be worse than a refusal: a setting that is ignored gives plausible numbers of another model.
     reasons: list[str] = []
     experts = next((key for key in _EXPERTS if (getattr(config, key, None) or 0) > 1), None)
     if experts:
@@ -73,7 +75,7 @@ def check_model(model: Any, name: str) -> Family:
     reasons: list[str] = []
     if model.get_output_embeddings() is None:
         reasons.append(f"{type(model).__name__} has no language-model head; load it as a causal language model")
-    for parameter_name, (parameter, _) in placed(model).items():
+    for parameter_name, (parameter, _) in placed_parameters(model).items():
         if parameter.is_meta:
             reasons.append(f"parameter {parameter_name} has no data (device meta)")
         elif not parameter.dtype.is_floating_point:

@@ -13,7 +13,7 @@ TEXTS = ("address", "visit")
 
 
 def bundled_directory(name: str) -> Path | None:
-    """Where a bundled model lies, or nothing for any other name."""
+    """The directory of a bundled model; None for any other name."""
     return Path(str(files(__name__) / name)) if name in BUNDLED else None
 
 

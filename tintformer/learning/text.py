@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tintformer.errors import InputError, LoadError, cause
-from tintformer.storage.cache_paths import model_directory
+from tintformer.storage.packages import model_directory
 
 MIN_TOKENS = 4
 """Fewer cannot be split into a training part with a target and an evaluation part."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tintformer.auxiliary.description import Auxiliary, ops
 from tintformer.auxiliary.ops import Weight
-from tintformer.auxiliary.placement import placed
+from tintformer.auxiliary.placement import placed_parameters
 from tintformer.engines.fast.fast_engine import changes, predictions
 from tintformer.engines.fast.fast_executor import FastExecutor
 from tintformer.engines.fast.updates import Factors, MatrixUpdate, Updates
@@ -277,8 +277,8 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 def base_hash(auxiliary: Auxiliary) -> str:
     """SHA-256 of all parameters of the base: names, types, shapes and bytes."""
     digest = hashlib.sha256()
-    tied = {data.data_ptr(): name for name, (data, _) in reversed(placed(auxiliary.model).items())}
-    for name, (data, _) in placed(auxiliary.model).items():
+    tied = {data.data_ptr(): name for name, (data, _) in reversed(placed_parameters(auxiliary.model).items())}
+    for name, (data, _) in placed_parameters(auxiliary.model).items():
         if tied[data.data_ptr()] != name:  # once, under its first name
             continue
         tensor = data.cpu().contiguous()

@@ -27,7 +27,7 @@ from tintformer.errors import LoadError, TintError
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator.construction import Construction
 from tintformer.storage.loading import SIMULATOR_FORMAT
-from tintformer.storage.untrusted import outline, read_settings
+from tintformer.storage.untrusted import build_config, build_on_meta
 from tintformer.storage.whole_files import whole_file
 from tintformer.version import __version__
 
@@ -155,8 +155,8 @@ def _rebuild_auxiliary(config: dict[str, Any], tensors: dict[str, Tensor], path:
 
     stored = {name[len(AUXILIARY) :]: tensor for name, tensor in tensors.items() if name.startswith(AUXILIARY)}
     try:
-        auxiliary_config = read_settings(config["auxiliary"], "auxiliary", config["name"])
-        _check_state(_state(outline(auxiliary_config, len(stored), "auxiliary")), stored, path / WEIGHTS)
+        auxiliary_config = build_config(config["auxiliary"], "auxiliary", config["name"])
+        _check_state(_state(build_on_meta(auxiliary_config, len(stored), "auxiliary")), stored, path / WEIGHTS)
         with torch.random.fork_rng(devices=[]):
             model: Any = AutoModelForCausalLM.from_config(auxiliary_config, dtype=getattr(torch, config["dtype"]))
     except (TintError, AttributeError) as error:

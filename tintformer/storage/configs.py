@@ -6,12 +6,14 @@ import json
 import os
 from copy import deepcopy
 from difflib import get_close_matches
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from tintformer.bundled import bundled_directory
 from tintformer.errors import LoadError, cause
-from tintformer.storage.known_checkpoints import CHECKPOINTS
 
 if TYPE_CHECKING:
     import torch
@@ -19,12 +21,26 @@ if TYPE_CHECKING:
 
     from tintformer.auxiliary.description import Auxiliary
 
-KNOWN: tuple[str, ...] = tuple(CHECKPOINTS)
-"""The hub ids whose configurations are known here."""
+
+def _read_known_models() -> dict[str, dict[str, Any]]:
+    groups = yaml.safe_load((files("tintformer.storage") / "known_models.yaml").read_text(encoding="utf-8"))
+    return {
+        name: {
+            "model_type": group["model_type"],
+            **dict(zip(group["columns"], values, strict=True)),
+            **group.get("shared", {}),
+        }
+        for group in groups
+        for name, values in group["models"].items()
+    }
+
+
+KNOWN_MODELS = _read_known_models()
+"""The settings of well-known checkpoints, `model_type` among them, by hub id."""
 
 _EXAMPLES = ("openai-community/gpt2", "facebook/opt-125m", "EleutherAI/pythia-70m", "meta-llama/Llama-3.2-1B")
 
-_BY_NAME = {spelling.lower(): name for name in KNOWN for spelling in (name, name.rpartition("/")[2])}
+_BY_NAME = {spelling.lower(): name for name in KNOWN_MODELS for spelling in (name, name.rpartition("/")[2])}
 """Hub ids by what a user may write: the id, or the part behind the owner, in any case."""
 
 
@@ -36,7 +52,8 @@ def known_config(name: str) -> PretrainedConfig | None:
     from transformers import AutoConfig
 
     found = _BY_NAME.get(name.lower())
-    return None if found is None else AutoConfig.for_model(**deepcopy(CHECKPOINTS[found]))
+    # A copy: configurations keep nested settings as they get them, and a user may change them.
+    return None if found is None else AutoConfig.for_model(**deepcopy(KNOWN_MODELS[found]))
 
 
 def read_config(name_or_path: str | os.PathLike[str]) -> PretrainedConfig:
@@ -53,9 +70,9 @@ def read_config(name_or_path: str | os.PathLike[str]) -> PretrainedConfig:
     config = _read_path(path) if path.exists() else known_config(name)
     if config is None:
         raise LoadError(
-            f"no configuration for {name!r}: it is no directory, no file and none of the {len(KNOWN)} names known here "
-            f"(such as {', '.join(_similar(name))}); nothing is fetched, so give a directory with config.json or "
-            "a JSON file"
+            f"no configuration for {name!r}: it is no directory, no file and none of the {len(KNOWN_MODELS)} names "
+            f"known here (such as {', '.join(_similar(name))}); nothing is fetched, so give a directory with "
+            "config.json or a JSON file"
         )
     find_family(config, name)
     return config
@@ -84,18 +101,18 @@ def meta_auxiliary(config: PretrainedConfig, name: str, dtype: torch.dtype | Non
 def _read_path(path: Path) -> PretrainedConfig:
     from transformers import AutoConfig
 
-    from tintformer.storage.untrusted import check_settings
+    from tintformer.storage.untrusted import refuse_code_and_huge_sizes
 
     file = path / "config.json" if path.is_dir() else path
     if not file.exists():
         raise LoadError(f"{path} holds no config.json; give a directory that has one, or a JSON file")
     try:
-        knobs = json.loads(file.read_text(encoding="utf-8"))
+        settings = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise LoadError(f"cannot read {file} as JSON: {error}") from error
-    if not isinstance(knobs, dict) or "model_type" not in knobs:
+    if not isinstance(settings, dict) or "model_type" not in settings:
         raise LoadError(f"{file} does not say its model_type; give the config.json of a Hugging Face model")
-    check_settings(knobs, str(file))
+    refuse_code_and_huge_sizes(settings, str(file))
     try:
         return AutoConfig.from_pretrained(file, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # every family's configuration checks other things in other ways

@@ -1,13 +1,14 @@
-"""Fetching a model of the Hugging Face hub into its own cache: safetensors, configuration and tokenizer alone."""
+"""Models of the Hugging Face hub, fetched into its own cache: safetensors, configuration and tokenizer alone."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from pathlib import Path
 
 from tintformer.errors import LoadError, cause
-from tintformer.storage.cache_paths import converted_note, is_complete, sha256_of
+from tintformer.storage.cache_paths import cache_directory, sha256_of
 from tintformer.storage.whole_files import whole_file
 
 # By name, not by ending: repositories hold other formats and second copies beside what transformers reads, and
@@ -30,13 +31,19 @@ PATTERNS = [
     "spiece.model",
 ]
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
+_HUB_ID = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*")
 _CONVERTER = "SFconvertbot"
 """The hub's own account that offers safetensors of older models, as open pull requests."""
 _CONVERSION = "Adding `safetensors` variant of this model"
 
 
+def is_hub_id(name: str) -> bool:
+    """Whether a name can be one of the hub: a word, or two with a slash between them."""
+    return len(name) <= 96 and _HUB_ID.fullmatch(name) is not None
+
+
 def fetch_hub_model(name: str) -> tuple[Path, bool]:
-    """Where the model lies, and whether something was fetched; False if all of it was there, as its hashes say.
+    """The model's directory, and whether something was fetched; False if all files were there with the right hashes.
 
     Of a model without safetensors in its main revision those are taken that the hub's converter offers.
     """
@@ -44,10 +51,10 @@ def fetch_hub_model(name: str) -> tuple[Path, bool]:
     if found is not None and not _remove_damaged(found):
         return found, False
     try:
-        return _snapshot(name), True
+        return _download_snapshot(name), True
     except LoadError:
         raise
-    except Exception as error:  # whatever keeps the hub from answering, the user is told the same
+    except Exception as error:  # the hub's client raises its own errors, those of httpx and plain OSErrors
         raise LoadError(
             f"cannot fetch {name!r} from the hub ({cause(error)}); check the name and the connection, then run "
             f"`tint fetch {name}` again: what is here already stays"
@@ -59,8 +66,6 @@ def cached_snapshot(name: str) -> Path | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    from tintformer.storage.cache_paths import converted_directory
-
     try:
         main = Path(snapshot_download(name, allow_patterns=PATTERNS, local_files_only=True))
     except LocalEntryNotFoundError:
@@ -68,31 +73,60 @@ def cached_snapshot(name: str) -> Path | None:
     return main if is_complete(main) else converted_directory(name)
 
 
-def _snapshot(name: str) -> Path:
+def converted_directory(name: str) -> Path | None:
+    """The snapshot with a hub model's safetensors, if they were fetched from another revision than main."""
+    note = _conversion_note(name)
+    if not is_hub_id(name) or not note.is_file():
+        return None
+    directory = Path(note.read_text(encoding="utf-8").strip())
+    return directory if is_complete(directory) else None
+
+
+def _conversion_note(name: str) -> Path:
+    # transformers looks for the main revision by name; where another one is must be kept by ourselves.
+    return cache_directory() / "hub" / f"{name.replace('/', '--')}.txt"
+
+
+def is_complete(directory: Path) -> bool:
+    """Whether a directory has a configuration and all files of its weights."""
+    if not (directory / "config.json").is_file():
+        return False
+    index = directory / "model.safetensors.index.json"
+    if not index.is_file():
+        return (directory / "model.safetensors").is_file()
+    try:
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return all((directory / str(shard)).is_file() for shard in shards)
+
+
+def _download_snapshot(name: str) -> Path:
     from huggingface_hub import HfApi, snapshot_download
 
     files = [file.rfilename for file in HfApi().model_info(name, timeout=10).siblings or ()]
-    converted = None if any(map(_WEIGHTS.fullmatch, files)) else _conversion(name)
-    place = Path(snapshot_download(name, revision=converted, allow_patterns=PATTERNS))
-    if _remove_damaged(place):
+    converted = None if any(map(_WEIGHTS.fullmatch, files)) else _find_conversion(name)
+    directory = Path(snapshot_download(name, revision=converted, allow_patterns=PATTERNS))
+    if _remove_damaged(directory):
         snapshot_download(name, revision=converted, allow_patterns=PATTERNS)
-    if not is_complete(place):
+    if not is_complete(directory):
         raise LoadError(f"{name} is incomplete on the hub: config.json or some of its safetensors are missing")
     if converted:
-        note = converted_note(name)
+        note = _conversion_note(name)
         note.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(note) as temporary:
-            temporary.write_text(f"{place}\n", encoding="utf-8")
-    return place
+            temporary.write_text(f"{directory}\n", encoding="utf-8")
+    return directory
 
 
-def _conversion(name: str) -> str:
+def _find_conversion(name: str) -> str:
     """The revision with the safetensors of a model whose own weights are pickled."""
     from huggingface_hub import HfApi
 
     offers = HfApi().get_repo_discussions(
         name, author=_CONVERTER, discussion_type="pull_request", discussion_status="open"
     )
+    # Anyone can open a pull request with weights of their own, so the author is checked here as well.
     for offer in offers:
         if offer.author == _CONVERTER and offer.title == _CONVERSION and offer.git_reference:
             return offer.git_reference
@@ -104,6 +138,7 @@ def _conversion(name: str) -> str:
 
 def _remove_damaged(snapshot: Path) -> list[Path]:
     """Remove files whose content is not what the hub's cache calls it, by SHA-256 or, for small ones, git's hash."""
+    # The client checks sizes alone, and not at all what it finds in its cache.
     damaged: list[Path] = []
     for file in sorted(snapshot.iterdir()):
         blob = file.resolve()
@@ -112,7 +147,7 @@ def _remove_damaged(snapshot: Path) -> list[Path]:
         elif blob.is_file() and re.fullmatch(r"[0-9a-f]{40}", blob.name):
             data = blob.read_bytes()
             right = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest() == blob.name
-        else:  # a file system without links: the cache does not tell
+        else:  # a file system without links: the cache keeps no hash
             continue
         if not right:
             damaged.append(file)

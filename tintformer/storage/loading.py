@@ -15,9 +15,9 @@ from tintformer.auxiliary.describe import describe
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.validation import check_model, find_family
 from tintformer.errors import LoadError, TintError, cause
-from tintformer.storage.cache_paths import model_directory
+from tintformer.storage.packages import model_directory
 from tintformer.storage.safetensors_headers import INDEX, read_headers, refuse_adapters
-from tintformer.storage.untrusted import check_fit, check_settings, check_shapes
+from tintformer.storage.untrusted import check_config_matches_weights, check_shapes, refuse_code_and_huge_sizes
 
 SIMULATOR_FORMAT = "tintformer simulator"
 """What the config.json of a saved simulator says of itself: such a directory holds no auxiliary of its own."""
@@ -44,7 +44,7 @@ def load(
         return model
     if not isinstance(model, str | os.PathLike):
         return _load_object(model, dtype, device if device_map is None else device_map)
-    return _load_name(os.fspath(model), dtype or torch.float32, device, _checked(device, device_map))
+    return _load_name(os.fspath(model), dtype or torch.float32, device, _check_device_map(device, device_map))
 
 
 def _load_object(model: Any, dtype: torch.dtype | None, device: Any) -> Auxiliary:
@@ -58,7 +58,7 @@ def _load_object(model: Any, dtype: torch.dtype | None, device: Any) -> Auxiliar
     return describe(model, check_model(model, name), name)
 
 
-def _checked(device: Any, device_map: DeviceMap | None) -> Any:
+def _check_device_map(device: Any, device_map: DeviceMap | None) -> Any:
     """The map as transformers takes it."""
     if device_map is None:
         return None
@@ -75,8 +75,9 @@ def _load_name(name: str, dtype: torch.dtype, device: Any, device_map: Any) -> A
     if not dtype.is_floating_point:
         raise LoadError(f"dtype={dtype} is not a floating-point type; use torch.float32")
     given = Path(name).expanduser()
+    # What exists on disk comes before every name, so that a name never hides the user's own directory.
     if directory := given if given.exists() else model_directory(name):
-        model = _read(str(directory), dtype, _directory_options(directory), device_map)
+        model = _read_model(str(directory), dtype, _directory_options(directory), device_map)
     elif name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise LoadError(f"no directory {name}; give a directory with config.json, or a hub id such as gpt2")
     else:
@@ -86,25 +87,30 @@ def _load_name(name: str, dtype: torch.dtype, device: Any, device_map: Any) -> A
     return describe(model, check_model(model, name), name)
 
 
-def _read(name: str, dtype: torch.dtype, options: dict[str, Any], device_map: Any = None) -> Any:
-    """The model in evaluation mode; its configuration alone tells what is unsupported, before the weights are read."""
+def _read_model(name: str, dtype: torch.dtype, options: dict[str, Any], device_map: Any = None) -> Any:
+    """The model in evaluation mode, checked from the cheapest to the dearest: settings, headers of files, weights."""
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
+    # A model's own code may do anything, and compute something else than the family that is described here.
     options = {"trust_remote_code": False, **options}
     try:
         if "gguf_file" not in options:
-            check_settings(PreTrainedConfig.get_config_dict(name, **options)[0], f"{name}: its config.json")
+            # As plain values first: a configuration's class may allocate what its numbers ask for when it is made.
+            settings = PreTrainedConfig.get_config_dict(name, **options)[0]
+            refuse_code_and_huge_sizes(settings, f"{name}: its config.json")
         config = AutoConfig.from_pretrained(name, **options)
         find_family(config, name)
+        # Before a tensor is read: transformers allocates what the configuration asks for, not what the files hold.
         if Path(name).is_dir() and "gguf_file" not in options:
-            check_fit(config, read_headers(Path(name)), name)
+            check_config_matches_weights(config, read_headers(Path(name)), name)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             name,
             dtype=dtype,
             device_map=device_map,
-            use_safetensors=True,
+            use_safetensors=True,  # never pickles, which can run anything when they are opened
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # reported below
+            # Otherwise transformers raises an error that refers to a table in its log; `_check_complete` is plainer.
+            ignore_mismatched_sizes=True,
             **options,
         )
     except TintError:
@@ -119,7 +125,7 @@ def _read(name: str, dtype: torch.dtype, options: dict[str, Any], device_map: An
 
 
 def _check_complete(name: str, report: dict[str, Any]) -> None:
-    """Refuse what transformers would fill with random numbers."""
+    """Refuse a checkpoint whose gaps transformers would fill with random numbers."""
     stored = {key: tuple(shape) for key, shape, _ in report["mismatched_keys"]}
     check_shapes({key: tuple(shape) for key, _, shape in report["mismatched_keys"]}, stored, name)
     if missing := sorted(report["missing_keys"]):
@@ -130,7 +136,7 @@ def _check_complete(name: str, report: dict[str, Any]) -> None:
 
 
 def _directory_options(directory: Path) -> dict[str, Any]:
-    """How to read a directory: offline, from safetensors or from its one GGUF file."""
+    """The options with which transformers reads a directory: offline, from safetensors or from its one GGUF file."""
     if not directory.is_dir():
         raise LoadError(f"{directory} is a file; give the directory that holds it")
     if is_simulator(directory):
@@ -156,16 +162,16 @@ def _read_from_hub(name: str, dtype: torch.dtype, device_map: Any) -> Any:
     from huggingface_hub import HfApi
 
     try:
-        return _read(name, dtype, {"local_files_only": True}, device_map)
+        return _read_model(name, dtype, {"local_files_only": True}, device_map)
     except LoadError:
         try:
             HfApi().model_info(name, timeout=10)
-        except Exception as error:  # whatever keeps the hub from answering, the user is told the same three facts
+        except Exception as error:  # the hub's client raises its own errors, those of httpx and plain OSErrors
             raise LoadError(
                 f"cannot load {name!r}: it is no local directory, it is not in the local cache, and the hub does not "
                 f"give it ({cause(error)}); check the name and the connection, or give a directory"
             ) from error
-    return _read(name, dtype, {}, device_map)
+    return _read_model(name, dtype, {}, device_map)
 
 
 def is_simulator(directory: Path) -> bool:

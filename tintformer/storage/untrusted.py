@@ -1,6 +1,9 @@
-"""Configurations that somebody else wrote, checked before a class is built from them or memory is taken.
+"""Configurations that somebody else wrote, checked before a class is built from them or memory is allocated.
 
-A configuration is a few lines that anyone may have written; some families make a list as long as its number of layers.
+Whoever publishes a model chooses its config.json, which could name Python code of its own for transformers to run
+(`auto_map`), ask for so many layers, heads or coordinates that building the model takes all memory (some families list
+their layers), or describe another model than the weights beside it, so that transformers fills the rest with random
+numbers. Each is refused with one line.
 """
 
 from __future__ import annotations
@@ -17,20 +20,20 @@ from tintformer.errors import LoadError, UnsupportedModelError, cause
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from tintformer.storage.safetensors_headers import Stored
+    from tintformer.storage.safetensors_headers import SafetensorsHeaders, Shapes
 
-MOST = 2**24
-"""Of anything that is counted. The largest of the supported families stay a hundredfold below."""
-MOST_REPEATED = 4096
+MAX_SIZE = 2**24
+"""Of anything that is counted. The largest vocabularies of the supported families are a sixtieth of it."""
+MAX_REPEATED = 4096
 """Of what is built or listed one by one: layers and heads."""
 _REPEATED = ("layer", "head", "attention_types")
 _FREQUENCIES = ("rope_parameters", "rope_scaling", "rope_theta", "rotary_emb_base")
-"""Base frequencies are written as whole numbers too, and nothing is as large as they are."""
+"""Base frequencies are written as integers too, are larger than any size, and allocate nothing."""
 _CODE = ("auto_map", "custom_pipelines", "trust_remote_code")
 
 
-def check_settings(settings: dict[str, Any], where: str) -> None:
-    """Refuse code, and sizes that no supported model has; `where` the settings stand is for the message.
+def refuse_code_and_huge_sizes(settings: dict[str, Any], where: str) -> None:
+    """Refuse custom code, and sizes that no supported model has; `where` the settings stand is for the message.
 
     Keys that the family does not know have no effect, and many published configurations have some.
     """
@@ -38,27 +41,28 @@ def check_settings(settings: dict[str, Any], where: str) -> None:
         if key in settings:
             raise LoadError(f"{where} asks for code of its own ({key}), and none is run: take {key} out of it")
     for key, value in settings.items():
-        if key in _FREQUENCIES or not _is_known(settings.get("model_type"), key):
+        if key in _FREQUENCIES or not _family_has(settings.get("model_type"), key):
             continue
         repeated = any(part in str(key) for part in _REPEATED) and not str(key).endswith(("_dim", "_eps", "_epsilon"))
-        most = MOST_REPEATED if repeated else MOST
-        numbers = [abs(number) for number in _numbers(value)]
-        largest = sum(numbers) if repeated else max(numbers, default=0)
-        if largest > most:
-            raise LoadError(f"{where} asks for {key} {largest}: more than {most} is no model of these families")
+        maximum = MAX_REPEATED if repeated else MAX_SIZE
+        sizes = [abs(number) for number in _integers_in(value)]
+        # GPT-Neo's attention_types repeats each of its entries, so what they add up to counts.
+        size = sum(sizes) if repeated else max(sizes, default=0)
+        if size > maximum:
+            raise LoadError(f"{where} asks for {key} {size}: more than {maximum} is no model of these families")
 
 
-def _is_known(model_type: Any, key: str) -> bool:
+def _family_has(model_type: Any, key: str) -> bool:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     if model_type not in families():
-        return True
-    known: Any = CONFIG_MAPPING[model_type]
-    return hasattr(known, key) or key in known.attribute_map
+        return True  # every key may matter
+    config_class: Any = CONFIG_MAPPING[model_type]
+    return hasattr(config_class, key) or key in config_class.attribute_map
 
 
-def read_settings(settings: Any, where: str, name: str) -> PreTrainedConfig:
-    """The configuration of a supported family from its plain values."""
+def build_config(settings: Any, where: str, name: str) -> PreTrainedConfig:
+    """The configuration of a supported family from its settings as JSON gives them, checked first."""
     from transformers import AutoConfig
 
     if not isinstance(settings, dict):
@@ -67,7 +71,7 @@ def read_settings(settings: Any, where: str, name: str) -> PreTrainedConfig:
     if model_type not in families():
         known = ", ".join(sorted(families()))
         raise UnsupportedModelError(name, [f"model_type {model_type!r} is not a known family; known are {known}"])
-    check_settings(settings, where)
+    refuse_code_and_huge_sizes(settings, where)
     try:
         config = AutoConfig.for_model(**settings)
     except Exception as error:  # every family's configuration checks other things in other ways
@@ -76,10 +80,11 @@ def read_settings(settings: Any, where: str, name: str) -> PreTrainedConfig:
     return config
 
 
-def outline(config: Any, num_tensors: int, where: str) -> Any:
+def build_on_meta(config: Any, num_tensors: int, where: str) -> Any:
     """The model that a configuration describes, without data; no more layers than there are tensors for."""
     from transformers import AutoModelForCausalLM
 
+    # Parameters on the meta device take no memory, but the modules that hold them do.
     layers: int = config.num_hidden_layers
     if layers > num_tensors:
         raise LoadError(f"{where} asks for {layers} layers, but {num_tensors} tensors are there")
@@ -90,40 +95,40 @@ def outline(config: Any, num_tensors: int, where: str) -> Any:
         raise LoadError(f"{where} describes no model that can be built: {cause(error)}") from error
 
 
-def check_fit(config: Any, stored: Stored, name: str) -> None:
-    """Compare what a configuration asks for with what is there: shapes under equal names, and the sum of all.
+def check_config_matches_weights(config: Any, headers: SafetensorsHeaders, name: str) -> None:
+    """Compare what a configuration asks for with the files: shapes under equal names, and the total size.
 
-    Names may differ, since transformers renames what older versions wrote; it tells what is missing when it has read
-    the rest. Here it matters that no configuration takes more memory than its files account for.
+    Names may differ, since transformers renames what older versions wrote; it reports what is missing when it has read
+    the rest. Here it matters that no configuration takes more memory than its files account for; a factor of two is
+    left for what files need not hold, such as a tied head.
     """
-    model = outline(config, len(stored.shapes), f"{name}: its config.json")
-    asked = {key: tuple(parameter.shape) for key, parameter in model.named_parameters()}
-    check_shapes(asked, stored.shapes, name)
-    wanted = sum(parameter.numel() for parameter in model.parameters())
-    if wanted > 2 * stored.num_numbers:
+    model = build_on_meta(config, len(headers.shapes), f"{name}: its config.json")
+    check_shapes({key: tuple(each.shape) for key, each in model.named_parameters()}, headers.shapes, name)
+    num_elements = sum(parameter.numel() for parameter in model.parameters())
+    if num_elements > 2 * headers.num_elements:
         raise LoadError(
-            f"{name}: its config.json asks for {wanted} numbers, and its files hold {stored.num_numbers}; "
+            f"{name}: its config.json asks for {num_elements} parameters, and its files hold {headers.num_elements}; "
             "put all files of one model there"
         )
 
 
-def check_shapes(asked: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]], name: str) -> None:
-    """Refuse parameters of another shape than the one that is asked for."""
-    misfits = [key for key in sorted(asked.keys() & found.keys()) if asked[key] != found[key]]
-    if misfits:
+def check_shapes(expected: Shapes, stored: Shapes, name: str) -> None:
+    """Refuse stored parameters of another shape than the one that the configuration asks for."""
+    wrong = [key for key in sorted(expected.keys() & stored.keys()) if expected[key] != stored[key]]
+    if wrong:
         raise LoadError(
-            f"{name} holds {len(misfits)} parameters of another shape than its config.json asks for, the first of them "
-            f"{misfits[0]}: {found[misfits[0]]} instead of {asked[misfits[0]]}; put the files of one model there"
+            f"{name} holds {len(wrong)} parameters of another shape than its config.json asks for, the first of them "
+            f"{wrong[0]}: {stored[wrong[0]]} instead of {expected[wrong[0]]}; put the files of one model there"
         )
 
 
-def _numbers(value: Any) -> Iterator[int]:
-    """Every whole number in a value, at any depth."""
+def _integers_in(value: Any) -> Iterator[int]:
+    """Every integer in a value, at any depth."""
     if isinstance(value, int) and not isinstance(value, bool):
         yield value
     elif isinstance(value, dict):
         for each in value.values():
-            yield from _numbers(each)
+            yield from _integers_in(each)
     elif isinstance(value, list | tuple):
         for each in value:
-            yield from _numbers(each)
+            yield from _integers_in(each)

@@ -1,4 +1,8 @@
-"""Files that are there whole or not at all, one or several together."""
+"""Files that are written whole or not at all, one or several together.
+
+They are written beside their target and renamed: a rename within one file system is atomic, so that no reader and no
+killed process ever leaves or sees half a file.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ def whole_files(directory: Path, names: Sequence[str]) -> Generator[Path]:
     interruption leaves the directory as it was, absent if it was absent. Only a process that is killed between two
     renames leaves files of both sets, so put the one that people open last: they take their places in this order.
     """
-    absent = [place for place in (directory, *directory.parents) if not os.path.lexists(place)]
+    created = [path for path in (directory, *directory.parents) if not os.path.lexists(path)]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         temporary = _temporary(directory / "files")
@@ -45,29 +49,29 @@ def whole_files(directory: Path, names: Sequence[str]) -> Generator[Path]:
             new.mkdir(parents=True)
             old.mkdir()
             yield new
-            _exchange(directory, new, old, names)
+            _replace_files(directory, new, old, names)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     except BaseException:
-        for place in absent:
-            if place.is_dir() and not any(place.iterdir()):
-                place.rmdir()
+        for path in created:
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
         raise
 
 
-def _exchange(directory: Path, new: Path, old: Path, names: Sequence[str]) -> None:
+def _replace_files(directory: Path, new: Path, old: Path, names: Sequence[str]) -> None:
     """Put the new files where the old ones are; if that fails half-way, the old ones come back."""
-    # Copies, so that no name is ever missing; they need room on the disk, so they are made before anything changes.
+    # Copies, so that no name is ever missing; a full disk shows here, before anything has changed.
     for name in names:
         if os.path.lexists(directory / name):
             shutil.copy2(directory / name, old / name, follow_symlinks=False)
-    begun: list[str] = []
+    started: list[str] = []
     try:
         for name in names:
-            begun.append(name)
+            started.append(name)
             _move(new / name, directory / name)
     except BaseException:
-        for name in begun:
+        for name in started:
             _move(old / name, directory / name)
         raise
 
@@ -82,16 +86,16 @@ def _move(source: Path, target: Path) -> None:
 
 def check_directory(directory: Path, names: Sequence[str] = ()) -> None:
     """Refuse a directory in which files of these names could not be written, before anything is computed."""
-    place = directory
-    while not os.path.lexists(place) and place != place.parent:
-        place = place.parent
-    if not place.is_dir():
-        raise InputError(f"cannot write into {directory}: {place} is no directory; choose another one")
-    try:  # tried, because neither permissions nor the kind of a file system tell whether it works
-        os.rmdir(tempfile.mkdtemp(prefix=".", suffix=f".{os.getpid()}.tmp", dir=place))
+    existing = directory
+    while not os.path.lexists(existing) and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        raise InputError(f"cannot write into {directory}: {existing} is no directory; choose another one")
+    try:  # tried, because neither permissions nor the kind of a file system say whether it works
+        os.rmdir(tempfile.mkdtemp(prefix=".", suffix=f".{os.getpid()}.tmp", dir=existing))
     except OSError as error:
         raise InputError(
-            f"cannot write into {directory}: {place} is not writable ({error.strerror}); choose another directory"
+            f"cannot write into {directory}: {existing} is not writable ({error.strerror}); choose another directory"
         ) from error
     for name in names:
         if (directory / name).is_dir():
@@ -99,7 +103,7 @@ def check_directory(directory: Path, names: Sequence[str] = ()) -> None:
 
 
 def _temporary(target: Path) -> Path:
-    """A path beside `target` of this process alone; what killed processes have left there for it is removed."""
+    """A path beside `target` for this process alone; what killed processes have left of theirs is removed."""
     # With the machine's name: on a shared disk only its own machine knows whether a process is alive.
     start = f".{target.name}.{platform.node()}-"
     temporary = target.with_name(f"{start}{os.getpid()}.tmp")
@@ -110,15 +114,16 @@ def _temporary(target: Path) -> Path:
     return temporary
 
 
-def _is_another_process(number: int) -> bool:
-    if number == os.getpid():
+def _is_another_process(pid: int) -> bool:
+    """Whether a process of this id is running and is not this one; in doubt it is, so that nothing of it is removed."""
+    if pid == os.getpid():
         return False
-    if os.name != "posix":  # elsewhere signal 0 is no question
+    if os.name != "posix":  # signal 0 asks whether a process exists; on Windows it would end it
         return True
     try:
-        os.kill(number, 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except (OSError, OverflowError):  # there, but not ours, or no number of a process
+    except (OSError, OverflowError):  # a process of another user, or no valid id
         return True
     return True

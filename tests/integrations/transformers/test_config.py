@@ -110,9 +110,9 @@ def test_sizes_of_no_model_are_refused_before_a_class_is_built(settings: dict[st
 
 @pytest.mark.parametrize("name", FIRST)
 def test_published_sizes_are_not_refused(name: str) -> None:
-    from tintformer.storage.known_checkpoints import CHECKPOINTS
+    from tintformer.storage.configs import KNOWN_MODELS
 
-    for settings in CHECKPOINTS.values():
+    for settings in KNOWN_MODELS.values():
         if settings["model_type"] == name:
             make(auxiliary=dict(settings))
 

@@ -23,8 +23,8 @@ from tintformer.execution.batch import Batch
 from tintformer.execution.engine import predict
 from tintformer.execution.output import Logits, positions_of
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.storage.cache_paths import model_directory
 from tintformer.storage.configs import meta_auxiliary, read_config
+from tintformer.storage.packages import model_directory
 
 ENGINES = ("fast", "reference")
 PARTS = {

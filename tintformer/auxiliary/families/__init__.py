@@ -35,6 +35,7 @@ _OWN = (
 @cache
 def families() -> dict[str, Family]:
     """All known families by `model_type`; a third party may replace one of ours."""
+    # Later ones win, so that a third party can correct a family without waiting for a release of ours.
     found = [import_module(f"{__name__}.{name}").FAMILY for name in _OWN]
     for entry in entry_points(group=ENTRY_POINTS):
         family = entry.load()

@@ -13,6 +13,7 @@ from tintformer.auxiliary.ops import Alibi
 
 def _alibi(model: Any, config: Config) -> Alibi:
     """Slopes 2^(-8 h / H) for a power of two of heads; otherwise odd steps of the next power fill up (Press et al.)."""
+    # The slopes of _get_alibi_slopes in modeling_bloom.py.
     heads = config.num_attention_heads
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * head / power) for head in range(1, power + 1)]
@@ -42,10 +43,13 @@ FAMILY = Family(
         down="mlp.dense_4h_to_h",
     ),
     norm="layer",
+    # BloomBlock.forward: the flag takes the normalised input, not the input, as the residual.
     order=lambda config: "normed_residual" if config.apply_residual_connection_post_layernorm else "pre_norm",
+    # BloomAttention._reshape views the fused output as [heads, 3, head width].
     fused_by_head=True,
     position_scheme="alibi",
     position=_alibi,
+    # Not a setting: BloomMLP always has BloomGelu, whose sqrt(2 / pi) is written with eight digits.
     activation=lambda config: "gelu_bloom",
     notes="embedding norm; projections fused by head",
 )

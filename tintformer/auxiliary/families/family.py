@@ -90,6 +90,7 @@ def rotary_of(path: str) -> Callable[[Any, Config], Rotary]:
 
     def read(model: Any, config: Config) -> Rotary:
         module = model.get_submodule(path)
+        # attention_scaling is yarn's factor; the module computes inv_freq for its scheme once, when it is made.
         return Rotary(inverse_frequencies=module.inv_freq, scaling=float(module.attention_scaling))
 
     return read

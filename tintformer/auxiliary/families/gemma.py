@@ -10,6 +10,7 @@ from tintformer.auxiliary.families.llama import PATHS
 
 def _embedding_scale(model: Any) -> float:
     """The model's own factor, rounded as the model rounds it; unrounded on the meta device, where buffers are empty."""
+    # GemmaTextScaledWordEmbedding keeps sqrt(hidden_size) as a buffer, rounded to float32 or less.
     tokens = model.get_submodule(PATHS.tokens)
     return float(tokens.scalar_embed_scale if tokens.embed_scale.is_meta else tokens.embed_scale)
 
@@ -24,6 +25,7 @@ FAMILY = Family(
     example="google/gemma-2b",
     paths=PATHS,
     norm="rms",
+    # GemmaRMSNorm.forward: output * (1.0 + weight), so that a weight of zero is the identity.
     unit_offset=True,
     embedding_scale=_embedding_scale,
     position_scheme="rotary",

@@ -6,6 +6,7 @@ from tintformer.auxiliary.families.family import Config, Family, Paths
 
 
 def _scale(config: Config, layer: int) -> float:
+    # As GPT2Attention.__init__ computes its `scaling` from these two settings.
     head_dim = config.hidden_size // config.num_attention_heads
     scale = head_dim**-0.5 if config.scale_attn_weights else 1.0
     return scale / (layer + 1) if config.scale_attn_by_inverse_layer_idx else scale
@@ -31,6 +32,7 @@ FAMILY = Family(
     ),
     position_scheme="learned",
     norm="layer",
+    # Conv1D of transformers/pytorch_utils.py: a linear whose weight is [in, out].
     transposed=True,
     scale=_scale,
     activation=lambda config: config.activation_function,

@@ -26,7 +26,9 @@ FAMILY = Family(
     ),
     position_scheme="learned",
     norm="layer",
+    # GPTNeoSelfAttention does not divide the scores by sqrt(head width).
     scale=lambda config, layer: 1.0,
+    # A local layer sees window_size tokens with the current one: the band of GPTNeoSelfAttention's bias buffer.
     window=lambda config, layer: config.window_size if config.attention_layers[layer] == "local" else None,
     activation=lambda config: config.activation_function,
     notes="unscaled scores; every other layer local",

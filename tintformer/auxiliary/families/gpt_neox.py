@@ -23,6 +23,7 @@ FAMILY = Family(
     ),
     norm="layer",
     order=lambda config: "parallel" if config.use_parallel_residual else "pre_norm",
+    # GPTNeoXAttention.forward: view(heads, 3 * head width), then chunk(3).
     fused_by_head=True,
     position_scheme="rotary",
     position=rotary_of("gpt_neox.rotary_emb"),

@@ -12,6 +12,8 @@ from tintformer.auxiliary.ops import Rotary
 
 def _rotary(model: Any, config: Config) -> Rotary:
     """GPT-J keeps a table of sines instead of a rotary module; the frequencies are those of its table."""
+    # create_sinusoidal_positions in modeling_gptj.py has the base 10000 in its code, not in the configuration, and
+    # rotate_every_two turns neighbouring coordinates.
     exponents = torch.arange(0, config.rotary_dim, 2, device=model.device) / config.rotary_dim
     return Rotary(inverse_frequencies=1.0 / 10000**exponents, interleaved=True)
 
@@ -39,6 +41,7 @@ FAMILY = Family(
     position_scheme="rotary",
     position=_rotary,
     activation=lambda config: config.activation_function,
+    # Without rotary_dim GPTJAttention makes a table of the model's width for heads that are narrower, and fails itself.
     refuse=lambda config: [] if config.rotary_dim else ["rotary_dim is not set: its table does not fit the heads"],
     notes="partial, interleaved rotary; head bias",
 )

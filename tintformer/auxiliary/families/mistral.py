@@ -13,6 +13,7 @@ FAMILY = Family(
     norm="rms",
     position_scheme="rotary",
     position=rotary_of("model.rotary_emb"),
+    # On every layer or, where sliding_window is null (from v0.2 on), on none.
     window=lambda config, layer: config.sliding_window,
     activation=lambda config: config.hidden_act,
     notes="sliding window",

@@ -21,14 +21,16 @@ FAMILY = Family(
         key="self_attn.k_proj",
         value="self_attn.v_proj",
         output="self_attn.out_proj",
-        mlp_norm="final_layer_norm",
+        mlp_norm="final_layer_norm",  # of a block; the decoder has one of the same name, above
         up="fc1",
         activation="activation_fn",
         down="fc2",
     ),
     position_scheme="learned",
     norm="layer",
+    # opt-350m alone is post-norm; OPTDecoder then has no final norm, and `describe` finds none at its path.
     order=lambda config: "pre_norm" if config.do_layer_norm_before else "post_norm",
+    # OPTLearnedPositionalEmbedding.offset: position 0 is row 2 of the table, and the rows before it are never read.
     position_offset=2,
     activation=lambda config: config.activation_function,
     notes="position offset 2; the 350m kind: post-norm, in/out projections, no final norm",

@@ -17,6 +17,7 @@ FAMILY = Family(
         query="self_attn.q_proj",
         key="self_attn.k_proj",
         value="self_attn.v_proj",
+        # There with qk_layernorm=True alone; `describe` skips a path at which there is no module.
         query_norm="self_attn.q_layernorm",
         key_norm="self_attn.k_layernorm",
         output="self_attn.dense",
@@ -25,6 +26,7 @@ FAMILY = Family(
         down="mlp.fc2",
     ),
     norm="layer",
+    # PhiDecoderLayer.forward: attention and feed-forward read the same normalised input, and both are added.
     order=lambda config: "parallel_one_norm",
     position_scheme="rotary",
     position=rotary_of("model.rotary_emb"),

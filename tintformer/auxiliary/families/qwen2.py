@@ -13,6 +13,7 @@ FAMILY = Family(
     norm="rms",
     position_scheme="rotary",
     position=rotary_of("model.rotary_emb"),
+    # Qwen2Config makes layer_types from max_window_layers: full attention below it, sliding from it on.
     window=sliding_layers,
     activation=lambda config: config.hidden_act,
     notes="query/key/value biases; sliding window by layer",

@@ -11,6 +11,7 @@ FAMILY = Family(
     model_type="qwen3",
     title="Qwen3",
     example="Qwen/Qwen3-0.6B",
+    # Qwen3Attention normalises each head by itself, over the head's width.
     paths=replace(PATHS, query_norm="self_attn.q_norm", key_norm="self_attn.k_norm"),
     norm="rms",
     position_scheme="rotary",

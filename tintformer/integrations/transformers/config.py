@@ -13,7 +13,7 @@ from tintformer.errors import LoadError, RuleError, TintError
 from tintformer.integrations.transformers.register import register_config
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator.construction import Construction
-from tintformer.storage.untrusted import read_settings
+from tintformer.storage.untrusted import build_config
 from tintformer.version import __version__
 
 MODEL_TYPE = "tint"
@@ -125,7 +125,7 @@ def _base(found: Any, name: str) -> PreTrainedConfig:
             "a Tint configuration needs `auxiliary`, the configuration of its base model; make one with "
             "TintForCausalLM.from_auxiliary"
         )
-    return read_settings(found, "auxiliary", name)
+    return build_config(found, "auxiliary", name)
 
 
 def _rule(found: Any) -> LearningRule:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from tintformer.errors import LoadError, TintError, cause
-from tintformer.storage.safetensors_headers import INDEX, WEIGHTS, Stored, refuse_adapters
-from tintformer.storage.untrusted import check_shapes, outline
+from tintformer.storage.safetensors_headers import INDEX, WEIGHTS, SafetensorsHeaders, refuse_adapters
+from tintformer.storage.untrusted import build_on_meta, check_shapes
 from tintformer.storage.whole_files import check_directory, whole_files
 
 if TYPE_CHECKING:
@@ -76,9 +76,9 @@ def check_files(directory: Path) -> None:
     refuse_adapters(directory)
 
 
-def check_fit(config: TintConfig, stored: Stored, directory: Path) -> None:
+def check_fit(config: TintConfig, stored: SafetensorsHeaders, directory: Path) -> None:
     """Compare what the configuration asks for with what is there, on a model without data."""
-    model = outline(config.auxiliary, len(stored.shapes), str(directory / CONFIG))
+    model = build_on_meta(config.auxiliary, len(stored.shapes), str(directory / CONFIG))
     asked = {PARAMETERS + name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     found = {name: shape for name, shape in stored.shapes.items() if not name.startswith(BUFFERS)}
     if odd := sorted(asked.keys() ^ found.keys()):

@@ -15,7 +15,7 @@ from transformers.modeling_utils import PreTrainedModel
 from tintformer.errors import LoadError, TintError, cause
 from tintformer.integrations.transformers import files
 from tintformer.integrations.transformers.config import TintConfig
-from tintformer.storage.safetensors_headers import Stored
+from tintformer.storage.safetensors_headers import SafetensorsHeaders
 
 _HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 _WITHOUT_EFFECT = (
@@ -104,7 +104,7 @@ def read_generation(directory: Path) -> GenerationConfig | None:
         raise LoadError(f"cannot read {directory / files.GENERATION}: {cause(error)}") from error
 
 
-def fill(model: PreTrainedModel, stored: Stored) -> None:
+def fill(model: PreTrainedModel, stored: SafetensorsHeaders) -> None:
     """Give a model the stored numbers, in their own format."""
     places = {files.PARAMETERS + name: parameter for name, parameter in model.named_parameters()}
     places |= {files.BUFFERS + name: buffer for name, buffer in buffers(model).items()}
