@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
-import transformers
+from misaligned import misalign
 
 from tintformer import LearningRule
 
@@ -150,7 +151,28 @@ FIRST = [name for name in MODELS if "-" not in name]
 """One model of each family."""
 
 
+def covering(rows: Sequence[Any], columns: Sequence[Any]) -> list[Any]:
+    """All pairs as parameters of a test: diagonals with every row and column of them, and the others for the sweep."""
+    fewer = min(len(rows), len(columns))
+
+    def named(value: Any) -> str:
+        return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+    return [
+        pytest.param(
+            row,
+            column,
+            id=f"{named(row)}-{named(column)}",
+            marks=() if (i - j) % fewer == 0 else pytest.mark.sweep,
+        )
+        for i, row in enumerate(rows)
+        for j, column in enumerate(columns)
+    ]
+
+
 def make_config(name: str) -> Any:
+    import transformers
+
     prefix, knobs = MODELS[name]
     knobs = {key: value for key, value in knobs.items() if value is not None or key == "sliding_window"}
     return getattr(transformers, f"{prefix}Config")(vocab_size=VOCABULARY, **TOKENS, **knobs)
@@ -159,6 +181,9 @@ def make_config(name: str) -> Any:
 @cache
 def make_model(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
     """A tiny model with large random weights, so that every nonlinearity is felt; shared, so never change it."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
     prefix, _ = MODELS[name]
     generator = torch.Generator().manual_seed(seed)
     head = "LMHeadModel" if prefix == "GPT2" else "ForCausalLM"
@@ -170,7 +195,7 @@ def make_model(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> 
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             centre = 1.0 if parameter.dim() == 1 and bool((parameter == 1).all()) else 0.0
             parameter.copy_(centre + 0.3 * noise)
-    return model
+    return misalign(model)
 
 
 RULES: dict[str, Callable[..., LearningRule]] = {

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import PATIENCE
 from tiny import TEXT, save_model
 
 import tintformer as tint
@@ -18,7 +19,7 @@ TINT = Path(sys.executable).with_name("tint")
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(TINT), *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    return subprocess.run([str(TINT), *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE)
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ import torch
 from cases import MODELS, RULES, VOCABULARY, call, make_batch, make_model, make_rule
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import PATIENCE
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import tintformer as tint
@@ -154,7 +155,7 @@ inputs = batch["input_ids"], batch["train_mask"], batch["attention_mask"]
 print(float((torch.compile(logits, backend="eager")(*inputs) - logits(*inputs)).abs().max()))
 """
     tests = str(Path(__file__).parents[1])
-    done = subprocess.run([sys.executable, "-c", code, tests], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", code, tests], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr[-2000:]
     assert float(done.stdout) < 1e-10
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from cases import FIRST, MODELS, alone, make_batch, make_model
+from patience import PATIENCE
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.nn import functional
@@ -329,5 +330,5 @@ def test_the_knobs_need_no_torch() -> None:
     code = (
         "import sys; from tintformer.experiments.lora import Lora; Lora(learning_rate=1); print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert done.stdout.strip() == "False"
