@@ -242,6 +242,19 @@ def make_batch(*, lengths: tuple[int, ...] = (11, 8, 9), padding: str = "right",
     return {"input_ids": ids, "train_mask": train_mask, "attention_mask": attention_mask}
 
 
+ROUND_OFF = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+"""How far two computations of one thing may lie apart, relative to its largest element."""
+
+
+def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """The same but for round-off: what is computed from the same weights at another place in memory.
+
+    What is stored is compared with `torch.equal`, and so are two identical passes over the same tensors.
+    """
+    atol = ROUND_OFF[expected.dtype] * max(1.0, float(expected.abs().max()))
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+
+
 def alone(batch: dict[str, Any], row: int) -> dict[str, Any]:
     """One row of a batch with its padding cut away."""
     keep = batch["attention_mask"][row].bool()

@@ -19,6 +19,8 @@ os.environ["TINTFORMER_CACHE"] = tempfile.mkdtemp(prefix="tintformer-cache-")
 # Two test processes share the cores, and the last digits of a sum depend on the number of threads. This must precede
 # the import of torch. Heavy packages are imported by the tests that need them: one file must answer in seconds.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Some virtual machines offer AMX and then end the first process that multiplies bfloat16 with it.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 if os.environ.get("TINTFORMER_TESTS_MISALIGN"):
     import misaligned
 
