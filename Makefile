@@ -10,7 +10,7 @@ export OMP_WAIT_POLICY ?= passive
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo package test sweep oldest newest models lint format docs figure bench clean
+.PHONY: help demo package test sweep portable compare oldest newest models lint format docs figure bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -19,7 +19,7 @@ demo: $(INSTALLED) ## train a small model inside one forward pass and show what 
 	$(BIN)/tint demo
 
 # One thread a process: two test processes share the cores.
-test sweep oldest newest: export OMP_NUM_THREADS := 1
+test sweep portable oldest newest: export OMP_NUM_THREADS := 1
 
 test: $(INSTALLED) ## run the tests (without the sweep)
 	-@$(MAKE) --no-print-directory models # what cannot be had is skipped by the tests, with a reason
@@ -27,6 +27,24 @@ test: $(INSTALLED) ## run the tests (without the sweep)
 
 sweep: $(INSTALLED) ## run the exhaustive sweep over families, rules and shapes
 	$(BIN)/pytest -n 2 -m sweep
+
+# What rounds differently on other processors: sums in another order (MKL and ATen as they are elsewhere), and weights
+# that lie elsewhere in memory (tests/misaligned.py).
+PROCESSORS := MKL_CBWR=COMPATIBLE MKL_CBWR=AVX2 ATEN_CPU_CAPABILITY=default TINTFORMER_TESTS_MISALIGN=8
+SENSITIVE := tests/rule tests/auxiliary/test_families.py tests/auxiliary/test_devices.py tests/engines/test_fast.py \
+	tests/engines/test_behaviour.py tests/engines/test_precision.py tests/learning/test_tuned.py tests/execution \
+	tests/integrations/transformers/test_save.py tests/integrations/transformers/test_forward.py \
+	tests/simulator/test_checkpoint.py tests/simulator/test_layouts.py tests/simulator/test_softmax_form.py \
+	tests/simulator/test_order_of_error.py tests/analysis/test_theorem_attention.py \
+	tests/analysis/test_theorem_differences.py tests/analysis/test_gradient_alignment.py \
+	tests/experiments/test_golden.py tests/experiments/test_lora.py
+portable: $(INSTALLED) ## run the numerically sensitive tests as other processors would compute them
+	@for processor in $(PROCESSORS); do \
+		echo "portable: $$processor"; env $$processor $(BIN)/pytest -q -n 2 $(SENSITIVE) || exit 1; \
+	done
+
+compare: $(INSTALLED) ## compare every family's numbers with those of another version (BEFORE=FILE, see the script)
+	$(BIN)/python -W ignore tests/compare_numbers.py compare $(BEFORE)
 
 # Both ends of the range of transformers in pyproject.toml, each in an environment on top of .venv. The tests are those
 # that would notice: every family is read as its own model is, generates and comes back from a file.

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
-import transformers
+from misaligned import misalign
 
 from tintformer import LearningRule
 
@@ -150,7 +151,28 @@ FIRST = [name for name in MODELS if "-" not in name]
 """One model of each family."""
 
 
+def covering(rows: Sequence[Any], columns: Sequence[Any]) -> list[Any]:
+    """All pairs as parameters of a test: diagonals with every row and column of them, and the others for the sweep."""
+    fewer = min(len(rows), len(columns))
+
+    def named(value: Any) -> str:
+        return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+    return [
+        pytest.param(
+            row,
+            column,
+            id=f"{named(row)}-{named(column)}",
+            marks=() if (i - j) % fewer == 0 else pytest.mark.sweep,
+        )
+        for i, row in enumerate(rows)
+        for j, column in enumerate(columns)
+    ]
+
+
 def make_config(name: str) -> Any:
+    import transformers
+
     prefix, knobs = MODELS[name]
     knobs = {key: value for key, value in knobs.items() if value is not None or key == "sliding_window"}
     return getattr(transformers, f"{prefix}Config")(vocab_size=VOCABULARY, **TOKENS, **knobs)
@@ -159,6 +181,9 @@ def make_config(name: str) -> Any:
 @cache
 def make_model(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
     """A tiny model with large random weights, so that every nonlinearity is felt; shared, so never change it."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
     prefix, _ = MODELS[name]
     generator = torch.Generator().manual_seed(seed)
     head = "LMHeadModel" if prefix == "GPT2" else "ForCausalLM"
@@ -170,7 +195,7 @@ def make_model(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> 
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             centre = 1.0 if parameter.dim() == 1 and bool((parameter == 1).all()) else 0.0
             parameter.copy_(centre + 0.3 * noise)
-    return model
+    return misalign(model)
 
 
 RULES: dict[str, Callable[..., LearningRule]] = {
@@ -215,6 +240,19 @@ def make_batch(*, lengths: tuple[int, ...] = (11, 8, 9), padding: str = "right",
         attention_mask[row, start : start + length] = 1
         train_mask[row, start : start + 2 * length // 3] = True
     return {"input_ids": ids, "train_mask": train_mask, "attention_mask": attention_mask}
+
+
+ROUND_OFF = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+"""How far two computations of one thing may lie apart, relative to its largest element."""
+
+
+def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """The same but for round-off: what is computed from the same weights at another place in memory.
+
+    What is stored is compared with `torch.equal`, and so are two identical passes over the same tensors.
+    """
+    atol = ROUND_OFF[expected.dtype] * max(1.0, float(expected.abs().max()))
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
 
 
 def alone(batch: dict[str, Any], row: int) -> dict[str, Any]:

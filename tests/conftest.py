@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
-import torch
-import transformers
-from hypothesis import settings
 
 ROOT = Path(__file__).parent.parent
 SHARED = Path(os.environ.get("TINTFORMER_SHARED", ROOT.parent / "shared"))
@@ -18,11 +16,40 @@ SHARED = Path(os.environ.get("TINTFORMER_SHARED", ROOT.parent / "shared"))
 
 # What a developer has fetched must not decide a test.
 os.environ["TINTFORMER_CACHE"] = tempfile.mkdtemp(prefix="tintformer-cache-")
-settings.register_profile("repeatable", derandomize=True)
-settings.load_profile("repeatable")
-transformers.logging.set_verbosity_error()
-transformers.logging.disable_progress_bar()
-torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+# Two test processes share the cores, and the last digits of a sum depend on the number of threads. This must precede
+# the import of torch. Heavy packages are imported by the tests that need them: one file must answer in seconds.
+os.environ["OMP_NUM_THREADS"] = "1"
+# Some virtual machines offer AMX and then end the first process that multiplies bfloat16 with it.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+if os.environ.get("TINTFORMER_TESTS_MISALIGN"):
+    import misaligned
+
+    misaligned.install()
+
+
+def pytest_pycollect_makemodule(module_path: Path) -> None:
+    """Make hypothesis repeatable, before the first file that uses it reads its settings."""
+    if "hypothesis" in module_path.read_text(encoding="utf-8"):
+        from hypothesis import settings
+
+        settings.register_profile("repeatable", derandomize=True)
+        settings.load_profile("repeatable")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Spare a run without hypothesis its import, which its plugin would do at the very end."""
+    plugin = session.config.pluginmanager.get_plugin("hypothesispytest")
+    if plugin is not None and "hypothesis" not in sys.modules:
+        session.config.pluginmanager.unregister(plugin)
+
+
+def pytest_runtest_setup() -> None:
+    """Silence transformers, if a test file has imported it."""
+    if "transformers" in sys.modules:
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
 
 
 def _need(path: Path, remedy: str) -> Path:

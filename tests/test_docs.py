@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -52,7 +53,7 @@ def build_site(directory: Path, site: Path) -> subprocess.CompletedProcess[str]:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     (options,) = re.findall(r"^docs:.*\n\t\$\(BIN\)/mkdocs (.*)$", makefile, flags=re.MULTILINE)
     command = [sys.executable, "-m", "mkdocs", *options.split(), "--site-dir", str(site)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=directory)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=directory)
 
 
 def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:

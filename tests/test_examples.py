@@ -11,6 +11,7 @@ from typing import Any
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from patience import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
@@ -48,7 +49,9 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     notebook = nbformat.read(path, as_version=4)
     saved = [kinds(cell) for cell in code_cells(notebook)]
-    client = NotebookClient(notebook, kernel_name="python3", timeout=300, resources={"metadata": {"path": tmp_path}})
+    client = NotebookClient(
+        notebook, kernel_name="python3", timeout=PATIENCE, resources={"metadata": {"path": tmp_path}}
+    )
     client.execute(env=environment)
     assert [kinds(cell) for cell in code_cells(notebook)] == saved
     gains = ast.literal_eval(code_cells(notebook)[-1].outputs[-1].data["text/plain"])

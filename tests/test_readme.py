@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from cases import make_model
+from patience import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -38,7 +39,7 @@ def run_shell(code: str) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1"}
     words = ["bash", "-euo", "pipefail", "-c", code]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=600, env=environment)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, env=environment)
     assert done.returncode == 0, f"{code}\n{done.stderr}"
     return done.stdout
 

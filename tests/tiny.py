@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from misaligned import misalign
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
@@ -48,7 +49,7 @@ def make_model(vocabulary: int) -> Any:
             pad_token_id=1,
             initializer_range=0.2,  # large enough for the frozen head to tell tokens apart
         )
-        return GPT2LMHeadModel(config).eval()
+        return misalign(GPT2LMHeadModel(config).eval())
 
 
 def save_model(directory: Path) -> Path:

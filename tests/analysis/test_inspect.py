@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import typer
-from cases import FIRST, make_batch, make_model, make_rule
+from cases import FIRST, assert_same, make_batch, make_model, make_rule
 from tiny import TEXT, save_model
 from typer.testing import CliRunner
 
@@ -382,7 +382,7 @@ def test_the_example_of_the_page_runs(
     for code in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):
         exec(compile(code, "simulator.md", "exec"), namespace)
     assert "->" in capsys.readouterr().out
-    assert torch.equal(
+    assert_same(
         namespace["again"](namespace["input_ids"], train_mask=torch.arange(12)[None] < 8).logits,
         namespace["out"].logits,
     )

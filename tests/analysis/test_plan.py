@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from cases import FIRST, make_config, make_model
+from patience import PATIENCE
 
 import tintformer as tint
 from tintformer.analysis.planning import device_memory, estimate
@@ -42,7 +43,7 @@ def benchmark() -> ModuleType:
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(TINT), *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    return subprocess.run([str(TINT), *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE)
 
 
 @pytest.mark.skipif(not (PROC / "clear_refs").exists(), reason="peak memory needs Linux; run it there")

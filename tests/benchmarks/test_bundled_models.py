@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from tintformer.bundled import read_text
 
@@ -16,7 +17,7 @@ SCRIPT = Path(__file__).parents[2] / "tintformer" / "benchmarks" / "bundled_mode
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, timeout=300)
+    return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, timeout=PATIENCE)
 
 
 @pytest.mark.slow

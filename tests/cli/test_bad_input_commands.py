@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import PATIENCE
 from tiny import TEXT, save_model
 
 from tintformer.cli import main
@@ -290,7 +291,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def call(*words: Any, **options: Any) -> subprocess.CompletedProcess[str]:
-    settings = {"capture_output": True, "text": True, "timeout": 120, "env": environment(), **options}
+    settings = {"capture_output": True, "text": True, "timeout": PATIENCE, "env": environment(), **options}
     return subprocess.run([str(TINT), *map(str, words)], **settings)
 
 
@@ -318,11 +319,9 @@ OFFLINE, UNREACHABLE = {"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.
     [("nano-gpt3", OFFLINE), ("nano-gpt3", UNREACHABLE), ("no name!", UNREACHABLE)],
     ids=["offline", "unreachable", "no hub id"],
 )
-def test_unknown_models_end_soon_without_the_network(here: Path, name: str, settings: dict[str, str]) -> None:
-    started = time.monotonic()
+def test_unknown_models_end_without_the_network(here: Path, name: str, settings: dict[str, str]) -> None:
     done = call("report", name, TEXT, "-o", "OUT", cwd=here, env=environment(HF_HOME=str(here / "cache"), **settings))
     check_line(done.returncode, done.stdout, done.stderr, f"cannot load '{name}': .*; check the name")
-    assert time.monotonic() - started < 60  # most of it is the import of torch
     assert not (here / "OUT").exists()
 
 
@@ -353,7 +352,7 @@ def test_an_interrupt_ends_quietly(here: Path, after: float) -> None:
     wait_for_torch(process)
     time.sleep(after)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out, err) == (130, "", "")
     assert contents(here) == before
 
@@ -382,7 +381,9 @@ def test_a_kill_leaves_the_earlier_report_and_the_next_run_cleans_up(
         "pathlib.Path.write_bytes = kill\nsys.argv[0] = 'tint'\nmain()\n"
     )
     words = ["report", str(model), TEXT, "--learning-rate", "0.01", "--no-cosine", "-o", str(out)]
-    killed = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, timeout=120, env=environment())
+    killed = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, timeout=PATIENCE, env=environment()
+    )
     assert killed.returncode == -signal.SIGKILL
     assert {name: (out / name).read_bytes() for name in EARLIER} == EARLIER
     assert len([path for path in out.iterdir() if path.name.startswith(".")]) == 1

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 import tintformer
 from tintformer.auxiliary.families import families
@@ -19,7 +20,7 @@ TINT = Path(sys.executable).with_name("tint")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(TINT), *arguments], capture_output=True, text=True, timeout=120)
+    return subprocess.run([str(TINT), *arguments], capture_output=True, text=True, timeout=PATIENCE)
 
 
 def test_help_lists_the_commands() -> None:
@@ -37,7 +38,7 @@ def test_help_loads_neither_torch_nor_transformers() -> None:
         "import sys\nsys.argv = ['tint', '--help']\nfrom tintformer.cli import main\n"
         "try:\n    main()\nfinally:\n    print(*sys.modules, file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     loaded = {name.partition(".")[0] for name in done.stderr.split()}
     assert "tintformer" in loaded
     assert not loaded & {"torch", "transformers", "numpy", "matplotlib", "huggingface_hub", "jaxtyping"}
@@ -48,7 +49,7 @@ def test_importing_the_package_is_light_and_every_name_resolves() -> None:
         "import sys, tintformer\nprint('torch' in sys.modules)\n"
         "print(all(hasattr(tintformer, name) for name in tintformer.__all__))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert done.stdout.split() == ["False", "True"]
     with pytest.raises(AttributeError, match="No tintformer attribute nothing"):
         _ = tintformer.nothing  # type: ignore[attr-defined]
@@ -75,7 +76,7 @@ def test_the_readme_lists_every_family() -> None:
 def test_the_demo_learns_on_both_models_and_texts_and_its_engines_agree(tmp_path: Path) -> None:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
     command = [str(TINT), "demo", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, cwd=tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
     assert [(result["model"], result["text"]) for result in results] == [

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from patience import PATIENCE
 from tiny import TEXT, save_model
 
 import tintformer as tint
@@ -29,7 +30,7 @@ HALF = len(TEXT) // 2
 
 def call(*arguments: Any, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     words = [str(TINT), *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=120, input=stdin)
+    return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, input=stdin)
 
 
 def answer(*arguments: Any, stdin: str | None = None) -> dict[str, Any]:

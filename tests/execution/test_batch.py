@@ -7,12 +7,27 @@ import warnings
 from typing import Any
 
 import torch
-from cases import VOCABULARY, make_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tintformer as tint
+from tintformer.auxiliary.description import Auxiliary, Embedding, Head
+from tintformer.auxiliary.ops import Weight
+from tintformer.errors import TintWarning
 from tintformer.execution.batch import SHARED, Batch
+
+VOCABULARY = 29
+TABLE = Weight(name="table", source=torch.zeros(VOCABULARY, 4))
+MODEL = Auxiliary(
+    name="a model",
+    family="none",
+    embedding=Embedding(tokens=TABLE),
+    blocks=(),
+    final=(),
+    head=Head(weight=TABLE),
+    max_positions=64,
+    model=None,
+)
+"""All that a batch asks a model for: its vocabulary, its device and its longest context."""
 
 
 @st.composite
@@ -45,9 +60,9 @@ def test_masks_and_positions(row: dict[str, Any], window: int | None) -> None:
     if not any(a and t for a, t in zip(row["attended"], row["train"], strict=True)):
         return
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", tint.TintWarning)
+        warnings.simplefilter("ignore", TintWarning)
         batch = Batch.of(
-            tint.load(make_model("llama")),
+            MODEL,
             torch.tensor([row["ids"]]),
             train_mask=torch.tensor([row["train"]]),
             attention_mask=torch.tensor([row["attended"]]),

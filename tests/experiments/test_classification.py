@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import PATIENCE
 from praise import save_task
 from typer.testing import CliRunner
 
@@ -235,15 +236,15 @@ def command(task: Path, output: Path) -> list[str]:
 @pytest.mark.slow
 def test_two_processes_on_one_directory_end_in_the_same_tables(task: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    subprocess.run(command(task, tmp_path / "one"), check=True, capture_output=True, env=environment, timeout=300)
+    subprocess.run(command(task, tmp_path / "one"), check=True, capture_output=True, env=environment, timeout=PATIENCE)
     both = [subprocess.Popen(command(task, tmp_path / "two"), stdout=subprocess.DEVNULL, env=environment) for _ in "ab"]
-    assert [process.wait(timeout=300) for process in both] == [0, 0]
+    assert [process.wait(timeout=PATIENCE) for process in both] == [0, 0]
     records = {path.name for path in (tmp_path / "one").glob("records/*/*.json")}
     assert records == {path.name for path in (tmp_path / "two").glob("records/*/*.json")}
     victim = next((tmp_path / "two").glob("records/*/*.json"))
     victim.write_text(victim.read_text()[:100])
     again = subprocess.run(
-        command(task, tmp_path / "two"), capture_output=True, text=True, env=environment, timeout=300
+        command(task, tmp_path / "two"), capture_output=True, text=True, env=environment, timeout=PATIENCE
     )
     assert again.returncode == 0 and "set aside" in again.stderr
     for suffix in ("md", "tex", "csv"):
@@ -251,11 +252,11 @@ def test_two_processes_on_one_directory_end_in_the_same_tables(task: Path, tmp_p
         assert one.read_bytes() == other.read_bytes()
         other.unlink()
     words = [str(TINT), "eval", "table", str(tmp_path / "two")]
-    table = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=300)
+    table = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=PATIENCE)
     assert table.returncode == 0, table.stderr
     assert (tmp_path / "two" / one.name).read_bytes() == one.read_bytes()
     victim.unlink()
-    lost = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=300)
+    lost = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=PATIENCE)
     assert lost.returncode == 2 and "lacks records of this run" in lost.stderr and not victim.exists()
 
 
@@ -287,16 +288,16 @@ def test_a_run_by_other_methods_stands_beside_the_first_and_in_one_table_with_it
 )
 def test_bad_input_is_one_line(task: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
     words = [str(TINT), "eval", "icl", "nano-llama", str(task), "-o", str(tmp_path / "out"), *arguments]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and message in done.stderr, done.stderr
     assert not (tmp_path / "out").exists()
 
 
 def test_a_directory_without_runs(tmp_path: Path) -> None:
-    done = subprocess.run([str(TINT), "eval", "table", str(tmp_path)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([str(TINT), "eval", "table", str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "holds no runs" in done.stderr
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "icl.json").write_text('{"kind": "icl", "experiments": [{"model": 3}]}')
-    done = subprocess.run([str(TINT), "eval", "table", str(tmp_path)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([str(TINT), "eval", "table", str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 2 and "is no run of this version" in done.stderr

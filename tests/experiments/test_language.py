@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import PATIENCE
 from torch.nn import functional
 
 from tintformer.benchmarks.explicit import Explicit, block_names
@@ -157,7 +158,7 @@ def command(text: Path, output: Path) -> list[str]:
 def test_a_killed_run_goes_on_and_ends_in_the_same_tables(text: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     whole, halved = tmp_path / "whole", tmp_path / "halved"
-    subprocess.run(command(text, whole), check=True, capture_output=True, env=environment, timeout=300)
+    subprocess.run(command(text, whole), check=True, capture_output=True, env=environment, timeout=PATIENCE)
     process = subprocess.Popen(command(text, halved), stdout=subprocess.DEVNULL, env=environment)
     while process.poll() is None and len(list(halved.glob("records/*/*.json"))) < 3:
         time.sleep(0.01)
@@ -167,7 +168,7 @@ def test_a_killed_run_goes_on_and_ends_in_the_same_tables(text: Path, tmp_path: 
     assert 3 <= done < len(list(whole.glob("records/*/*.json")))
     assert not list(halved.glob("*.md"))
     times = {path: path.stat().st_mtime_ns for path in halved.glob("records/*/*.json")}
-    again = subprocess.run(command(text, halved), capture_output=True, text=True, env=environment, timeout=300)
+    again = subprocess.run(command(text, halved), capture_output=True, text=True, env=environment, timeout=PATIENCE)
     assert again.returncode == 0, again.stderr
     assert all(path.stat().st_mtime_ns == time for path, time in times.items())
     written = {path.name for path in whole.iterdir() if path.is_file()}
@@ -178,7 +179,7 @@ def test_a_killed_run_goes_on_and_ends_in_the_same_tables(text: Path, tmp_path: 
 
 
 def test_the_list_names_data_and_methods() -> None:
-    done = subprocess.run([str(TINT), "eval", "list", "--json"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([str(TINT), "eval", "list", "--json"], capture_output=True, text=True, timeout=PATIENCE)
     found = json.loads(done.stdout)
     assert {"sst2", "wikitext-103"} <= {each["name"] for each in found["data"]}
     assert {"auxiliary", "fine-tuning", "tint"} <= {each["method"] for each in found["methods"]}
@@ -197,7 +198,7 @@ def test_the_list_names_data_and_methods() -> None:
 )
 def test_bad_input_is_one_line(text: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
     words = [str(TINT), "eval", "lm", "nano-llama", str(text), "-o", str(tmp_path / "out"), *arguments]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and message in done.stderr, done.stderr
     assert not (tmp_path / "out").exists()

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from experiments.test_work import Doubling
+from patience import PATIENCE
 from praise import save_task
 from typer.testing import CliRunner
 
@@ -65,7 +66,7 @@ def launched(launcher: list[str], *words: str) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=PATIENCE)
     return process.returncode, out, err
 
 
@@ -142,9 +143,9 @@ class Threads(Group):
 
     def _gather(self, mine: Any) -> list[Any]:
         self.table[self.rank] = mine
-        self.barrier.wait(20)
+        self.barrier.wait(PATIENCE)
         told = list(self.table)
-        self.barrier.wait(20)
+        self.barrier.wait(PATIENCE)
         return told
 
 
@@ -222,7 +223,7 @@ def test_processes_start_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_launcher_that_is_not_there_is_told(place: Path) -> None:
     environment = {**os.environ, "WORLD_SIZE": "2"}
     done = subprocess.run(
-        [str(TINT), *language(place, "x")], capture_output=True, text=True, env=environment, timeout=60
+        [str(TINT), *language(place, "x")], capture_output=True, text=True, env=environment, timeout=PATIENCE
     )
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert "WORLD_SIZE=2 but the other processes cannot be met" in done.stderr

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 from praise import save_task
 
 from tintformer.bundled import read_text
@@ -19,9 +20,9 @@ TINT = Path(sys.executable).parent / "tint"
 BASE = InContextLearning(model="", task="sst2", tests=6)
 
 
-def tint(*words: str, timeout: int = 300) -> subprocess.CompletedProcess[str]:
+def tint(*words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.run([str(TINT), *words], capture_output=True, text=True, env=environment, timeout=timeout)
+    return subprocess.run([str(TINT), *words], capture_output=True, text=True, env=environment, timeout=PATIENCE)
 
 
 def test_shares_of_blocks() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import PATIENCE
 from praise import save_task
 from typer.testing import CliRunner
 
@@ -122,7 +123,9 @@ def test_a_package_that_is_missing_is_told_with_the_remedy(monkeypatch: pytest.M
 
 def test_a_tracker_that_does_not_exist_is_one_line_before_any_work(text: Path, tmp_path: Path) -> None:
     words = [str(TINT), "eval", "lm", "no-such-model", str(text), "-o", str(tmp_path / "out"), "--track", "paper"]
-    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}, timeout=60)
+    done = subprocess.run(
+        words, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}, timeout=PATIENCE
+    )
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "--track 'paper' is unknown; choose one of aim, " in done.stderr and "tensorboard" in done.stderr
     assert not (tmp_path / "out").exists()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import PATIENCE
 
 from tintformer.errors import InputError
 from tintformer.experiments.records import Store
@@ -91,7 +92,7 @@ class Sleeping:
 
     def run(self, unit: int) -> dict[str, Any]:
         (self.marks / f"pid-{os.getpid()}").touch()
-        time.sleep(60)
+        time.sleep(PATIENCE)
         return {}
 
 
@@ -99,7 +100,7 @@ def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
         "import sys; from pathlib import Path\n"
-        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        f"sys.path[:0] = {[str(folder) for folder in Path(__file__).parents[:2]]}\n"
         "from test_work import Sleeping, Store, workers\n"
         "if __name__ == '__main__':\n"
         "    with workers(Store(Path(sys.argv[1]) / 'records'), jobs=2) as crew:\n"
@@ -112,7 +113,7 @@ def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     assert len(pids) == 2
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE / 10
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(alive, pids))

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from cases import FIRST, alone, call, make_batch, make_model, make_rule
+from cases import FIRST, alone, assert_same, call, make_batch, make_model, make_rule
+from safetensors.torch import load_file, save_file
 
 import tintformer as tint
 from tintformer.storage import whole_files
@@ -112,10 +113,13 @@ def test_save_and_load_are_bit_exact(name: str, wide: bool, tmp_path: Path) -> N
     tuned.save(path)
     back = tint.Tuned.load(path, make_model(name))
     assert back.rule == tuned.rule
-    assert torch.equal(back.score(ids, logits="all").logits, tuned.score(ids, logits="all").logits)  # type: ignore[arg-type]
+    assert_same(back.score(ids, logits="all").logits, tuned.score(ids, logits="all").logits)  # type: ignore[arg-type]
     for parameter, update in tuned.updates().items():
-        assert torch.equal(back.updates()[parameter], update)
+        assert_same(back.updates()[parameter], update)
     assert list(tmp_path.iterdir()) == [path], "a temporary file was left behind"
+    back.save(tmp_path / "again.safetensors")
+    stored, again = load_file(path), load_file(tmp_path / "again.safetensors")
+    assert stored.keys() == again.keys() and all(torch.equal(again[key], value) for key, value in stored.items())
 
 
 def test_another_base_is_refused(tmp_path: Path) -> None:
@@ -127,8 +131,6 @@ def test_another_base_is_refused(tmp_path: Path) -> None:
 
 
 def test_files_that_are_no_updates(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
     path = tmp_path / "update.safetensors"
     with pytest.raises(tint.LoadError, match="cannot read the update"):
         tint.Tuned.load(path, make_model("gpt2"))

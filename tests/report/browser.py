@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from patience import PATIENCE
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
     "--headless=new",
@@ -32,8 +34,6 @@ FLAGS = (
     "--proxy-server=127.0.0.1:9",
     "--host-resolver-rules=MAP * ~NOTFOUND",
 )
-PATIENCE = 60.0
-"""Seconds for one answer. A busy machine takes several to start a browser."""
 
 
 def find_chromium() -> str | None:

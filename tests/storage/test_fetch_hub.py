@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from patience import PATIENCE
 from serving import Site, put_hub_model, serving
 from test_fetch import check_refusal
 from tiny import save_model
@@ -55,7 +56,7 @@ def run(site: Site, tmp_path: Path) -> Run:
         own = {"HF_ENDPOINT": site.address, "HF_HOME": str(tmp_path / "hf"), "TINTFORMER_CACHE": str(tmp_path / "own")}
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
         environment = {**clean, **own, "HF_HUB_DISABLE_XET": "1", **environment}
-        return subprocess.run(words, capture_output=True, text=True, timeout=180, env=environment)
+        return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, env=environment)
 
     return start
 

@@ -53,14 +53,14 @@ def test_refused(case: str, saved: Path) -> None:
     damage, message = HOSTILE[case]
     damage(saved)
     tracemalloc.start()
-    started = time.monotonic()
+    started = time.process_time()  # a busy machine does not change it
     with pytest.raises(tint.TintError, match=message) as caught:
         tint.load(saved)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(str(caught.value).splitlines()) <= 2
     assert not (saved / "it-ran").exists()
-    assert peak < 2**27 and time.monotonic() - started < 60
+    assert peak < 2**27 and time.process_time() - started < 60
 
 
 def test_a_pickle_beside_the_weights_is_not_opened(saved: Path) -> None:

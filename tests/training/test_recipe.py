@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
+from patience import PATIENCE
 from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
@@ -89,7 +90,7 @@ def start(data: Path, run: Path, preset: str) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen) -> None:
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
 
 

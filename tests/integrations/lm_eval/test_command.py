@@ -15,6 +15,7 @@ import pytest
 from conftest import ROOT
 from films import harness, save_reviews
 from lm_eval.api.registry import get_model
+from patience import PATIENCE
 
 from tintformer.cli import lm_eval as command
 from tintformer.errors import TintError
@@ -24,7 +25,7 @@ TINT = Path(sys.executable).parent / "tint"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(TINT), "lm-eval", *arguments], capture_output=True, text=True, timeout=600)
+    return subprocess.run([str(TINT), "lm-eval", *arguments], capture_output=True, text=True, timeout=PATIENCE)
 
 
 def test_the_command_evaluates_and_writes_what_it_was_made_with(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_refused(case: str, trust: bool | None, saved: Path) -> None:
     damage, message = HOSTILE[case]
     damage(saved)
     tracemalloc.start()
-    started = time.monotonic()
+    started = time.process_time()  # a busy machine does not change it
     for load in (AutoModelForCausalLM.from_pretrained, tint.TintForCausalLM.from_pretrained):
         with pytest.raises(tint.TintError, match=message) as caught:
             load(saved, trust_remote_code=trust)
@@ -83,7 +83,7 @@ def test_refused(case: str, trust: bool | None, saved: Path) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert not (saved / "it-ran").exists()
-    assert peak < 2**27 and time.monotonic() - started < 60
+    assert peak < 2**27 and time.process_time() - started < 60
 
 
 def test_code_for_generation_is_never_run(saved: Path) -> None:

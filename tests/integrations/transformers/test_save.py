@@ -1,5 +1,5 @@
 # pyright: basic
-"""Tint models on disk: bit by bit the same in another process, whichever of the packages is imported first."""
+"""Tint models on disk: the same weights in another process, whichever of the packages is imported first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import MODELS, call, make_batch, make_model, make_rule
+from cases import MODELS, assert_same, call, make_batch, make_model, make_rule
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
@@ -59,6 +59,14 @@ def make(name: str, dtype: torch.dtype = torch.float64, **knobs: Any) -> Any:
     return tint.TintForCausalLM.from_auxiliary(model, RULE, **knobs)
 
 
+def assert_equal_weights(back: Any, model: Any) -> None:
+    """Bit by bit: weights are stored, while logits are computed from them at another place in memory."""
+    found, expected = back.state_dict(), model.state_dict()
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype and torch.equal(found[name], value), name
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
     """A directory with a batch and some models, and what they say of it."""
@@ -73,7 +81,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, tor
 
 
 @pytest.mark.parametrize("first", FIRST_LINES)
-def test_the_same_bits_in_another_process(first: str, saved: tuple[Path, dict[str, torch.Tensor]]) -> None:
+def test_the_same_numbers_in_another_process(first: str, saved: tuple[Path, dict[str, torch.Tensor]]) -> None:
     directory, expected = saved
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", FIRST_LINES[first] + IN_ANOTHER_PROCESS, *SAVED],
@@ -85,7 +93,8 @@ def test_the_same_bits_in_another_process(first: str, saved: tuple[Path, dict[st
     )
     assert done.returncode == 0, done.stderr
     found = load_file(directory / "logits.safetensors")
-    assert all(torch.equal(found[name], logits) for name, logits in expected.items())
+    for name, logits in expected.items():
+        assert_same(found[name], logits)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -98,7 +107,8 @@ def test_every_model_comes_back(name: str, tmp_path: Path) -> None:
     assert torch.equal(torch.random.get_rng_state(), state), "loading draws random numbers"
     assert back.config.to_diff_dict() == model.config.to_diff_dict()
     assert back.generation_config.to_dict() == model.generation_config.to_dict()
-    assert torch.equal(back(**batch).logits, model(**batch).logits)
+    assert_equal_weights(back, model)
+    assert_same(back(**batch).logits, model(**batch).logits)
     tied = model.auxiliary.get_output_embeddings().weight is model.auxiliary.get_input_embeddings().weight
     assert tied == (back.auxiliary.get_output_embeddings().weight is back.auxiliary.get_input_embeddings().weight)
     assert not back.training and not back.auxiliary.training
@@ -124,7 +134,8 @@ def test_large_models_are_cut_into_files(tmp_path: Path) -> None:
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert set(index["weight_map"].values()) == set(shards)
     back: Any = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert torch.equal(back(**batch).logits, model(**batch).logits)
+    assert_equal_weights(back, model)
+    assert_same(back(**batch).logits, model(**batch).logits)
     model.save_pretrained(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == FILES, "files of the earlier model are left"
 
@@ -181,7 +192,8 @@ def test_options_of_loading(tmp_path: Path) -> None:
     )
     assert back.generation_config is given and not report["missing_keys"]
     parts: Any = tint.TintForCausalLM.from_pretrained(tmp_path.parent, subfolder=tmp_path.name)
-    assert torch.equal(parts(**batch).logits, model(**batch).logits)
+    assert_equal_weights(parts, model)
+    assert_same(parts(**batch).logits, model(**batch).logits)
 
 
 def test_words_that_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
