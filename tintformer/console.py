@@ -7,6 +7,9 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+Progress = Callable[[str, float], None]
+"""Receives what is being done, and the share of the work that is finished, from 0 to 1."""
+
 
 def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
@@ -26,12 +29,12 @@ def print_table(rows: Sequence[Mapping[str, Any]], *, title: str | None = None) 
 
 
 @contextmanager
-def progress_bar() -> Generator[Callable[[str, float], None]]:
+def progress_bar() -> Generator[Progress]:
     """A bar on standard error that is told what is being done and how much is behind it."""
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=1.0)
         yield lambda text, share: bar.update(task, description=text, completed=share)

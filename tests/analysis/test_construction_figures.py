@@ -19,7 +19,7 @@ from tintformer.cli.inspect import FIGURES_OF, draw_figures
 from tintformer.errors import TintError
 from tintformer.storage.configs import meta_auxiliary, read_config
 
-matplotlib = pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install matplotlib")
+matplotlib = pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install 'tintformer[plots]'")
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "docs" / "figures"
@@ -136,5 +136,5 @@ def test_bad_directories_and_a_missing_library_are_refused(tmp_path: Path, monke
     with pytest.raises(TintError, match="cannot write figures into"):
         draw_figures(tmp_path / "file", "gpt2", "float32")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(TintError, match=r"pip install matplotlib"):
+    with pytest.raises(TintError, match=r"figures need matplotlib; install it with pip install 'tintformer\[plots\]'"):
         draw_figures(tmp_path, "gpt2", "float32")

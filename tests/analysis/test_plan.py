@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,8 +18,9 @@ import tintformer as tint
 from tintformer.analysis.planning import device_memory, estimate
 from tintformer.analysis.planning.estimate import SLACK, plan
 from tintformer.analysis.planning.meter import Meter
-from tintformer.benchmarks.memory import PROC
-from tintformer.benchmarks.work import Work
+from tintformer.benchmarks.flops import MultiplyAdds
+from tintformer.benchmarks.measuring import PROC
+from tintformer.benchmarks.memory_estimate import compare
 from tintformer.engines.fast.fast_engine import predictions
 from tintformer.engines.fast.fast_executor import FastExecutor
 from tintformer.execution import walk
@@ -29,17 +28,7 @@ from tintformer.execution.batch import Batch
 from tintformer.storage.configs import meta_auxiliary, read_config
 
 TINT = Path(sys.executable).with_name("tint")
-SCRIPT = Path(__file__).parents[2] / "tintformer" / "benchmarks" / "memory_estimate.py"
 FOUR = ["gpt2, short", "gpt2, long", "gpt2, 4 steps", "llama, grouped"]
-
-
-def benchmark() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("memory_estimate", SCRIPT)
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules["memory_estimate"] = module
-    specification.loader.exec_module(module)
-    return module
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -49,7 +38,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.skipif(not (PROC / "clear_refs").exists(), reason="peak memory needs Linux; run it there")
 @pytest.mark.parametrize("name", FOUR)
 def test_it_is_within_a_quarter_of_what_a_process_takes(name: str) -> None:
-    foreseen, measured = benchmark().compare(name)
+    foreseen, measured = compare(name)
     assert measured > 2e8, "too small to tell anything"
     assert abs(foreseen / measured - 1) < 0.25
 
@@ -74,7 +63,7 @@ def test_shapes_hold_what_numbers_hold(name: str, steps: int) -> None:
 def test_the_arithmetic_is_that_of_an_independent_count() -> None:
     auxiliary = meta_auxiliary(read_config("gpt2"), "gpt2")
     rule = tint.LearningRule(learning_rate=1.0)
-    work = Work(auxiliary, rule)
+    work = MultiplyAdds(auxiliary, rule)
     foreseen = plan("gpt2", tokens=256, train_tokens=128, batch=2, rule=rule)
     assert foreseen.forward_flops == pytest.approx(4 * work.forward(256, 256), rel=0.01)
     assert foreseen.flops == pytest.approx(4 * work.engine(128, 256), rel=0.03)

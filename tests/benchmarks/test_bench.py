@@ -1,5 +1,5 @@
 # pyright: basic
-"""The benchmark: its contestants do what they claim, and a small run gives complete records; no times are judged."""
+"""The benchmark: its methods do what they claim, and a small run gives complete records; no times are judged."""
 
 from __future__ import annotations
 
@@ -13,18 +13,14 @@ import torch
 from cases import make_model
 
 from tintformer import LearningRule, Tint, TintError, load
-from tintformer.benchmarks.cases import CASES, SequenceCase, random_tokens
-from tintformer.benchmarks.contestant import Ground, Skip
-from tintformer.benchmarks.contestants import participants, prepare
-from tintformer.benchmarks.explicit import Explicit, all_names, block_names, rule_names
-from tintformer.benchmarks.memory import PROC, measure_peak
-from tintformer.benchmarks.per_sample import PerSample
-from tintformer.benchmarks.report import markdown, save, table_rows
-from tintformer.benchmarks.run import measure
-from tintformer.benchmarks.settings import BenchError, Settings
-from tintformer.benchmarks.shapes import make_model as make_shape
-from tintformer.benchmarks.timing import multiply_add_peak
-from tintformer.benchmarks.work import Work
+from tintformer.benchmarks.baselines import Explicit, PerSample, all_names, block_names, rule_names
+from tintformer.benchmarks.cases import CASES, BenchError, SequenceCase, Settings, random_tokens
+from tintformer.benchmarks.cases import make_model as make_shape
+from tintformer.benchmarks.flops import MultiplyAdds
+from tintformer.benchmarks.measuring import PROC, multiply_add_peak
+from tintformer.benchmarks.speed import measure, measure_peak
+from tintformer.benchmarks.speed_tables import markdown, save, table_rows
+from tintformer.benchmarks.timed_methods import Setup, Skip, methods_of, prepare
 
 FAMILIES = ["gpt2", "opt", "llama-grouped"]
 RATE = 2e-3
@@ -47,7 +43,7 @@ def tokens(rows: int = 3, length: int = 10) -> torch.Tensor:
 def _small_products() -> Iterator[None]:
     """The machine's peak is not the question here, and takes seconds to find."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tintformer.benchmarks.run.multiply_add_peak", partial(multiply_add_peak, size=64))
+        patch.setattr("tintformer.benchmarks.speed.multiply_add_peak", partial(multiply_add_peak, size=64))
         yield
 
 
@@ -56,10 +52,10 @@ def records() -> list[dict[str, Any]]:
     return run(quick())
 
 
-def test_a_run_has_every_contestant_and_every_field(records: list[dict[str, Any]]) -> None:
+def test_a_run_has_every_method_and_every_field(records: list[dict[str, Any]]) -> None:
     settings = quick()
-    expected = [(case, name) for case in settings.cases for name in participants(CASES[case], settings)]
-    assert [(record["case"], record["contestant"]) for record in records] == expected
+    expected = [(case, name) for case in settings.cases for name in methods_of(CASES[case], settings)]
+    assert [(record["case"], record["method"]) for record in records] == expected
     assert ("tiny", "vmap") in expected and ("tiny_few_shot", "repeat") in expected
     for record in records:
         assert record["repetitions"] == len(record["times"]) == 2
@@ -68,13 +64,13 @@ def test_a_run_has_every_contestant_and_every_field(records: list[dict[str, Any]
         assert record["share_of_peak"] > 0 and record["ratio_to_forward"] > 0
         assert (record["engine"], record["dtype"], record["threads"]) == ("fast", "float32", 1)
         assert record["peak_memory_bytes"] is None and record["torch"] == torch.__version__
-    assert [record["ratio_to_fast"] for record in records if record["contestant"] == "fast"] == [1.0, 1.0]
+    assert [record["ratio_to_fast"] for record in records if record["method"] == "fast"] == [1.0, 1.0]
     assert [record for record in records if "of 4 inputs, scaled" in record["note"]] != []
 
 
-def test_contestants_predict_alike(records: list[dict[str, Any]]) -> None:
+def test_methods_predict_alike(records: list[dict[str, Any]]) -> None:
     for case in ("tiny", "tiny_few_shot"):
-        here = {record["contestant"]: record["evaluation_loss"] for record in records if record["case"] == case}
+        here = {record["method"]: record["evaluation_loss"] for record in records if record["case"] == case}
         losses = [loss for name, loss in here.items() if name not in ("forward", "repeat")]
         assert max(losses) - min(losses) < 1e-3
 
@@ -88,7 +84,7 @@ def test_progress_rises_and_threads_are_put_back() -> None:
 
 
 def test_half_precision_reports_its_error() -> None:
-    found = {record["contestant"]: record for record in run(quick(dtype="bfloat16", cases=("tiny",), engine="fast"))}
+    found = {record["method"]: record for record in run(quick(dtype="bfloat16", cases=("tiny",), engine="fast"))}
     assert {"fast", "fast_float32"} <= set(found)
     assert found["fast_float32"]["relative_error"] == 0
     assert 0 < found["fast"]["relative_error"] < 0.05
@@ -96,7 +92,7 @@ def test_half_precision_reports_its_error() -> None:
 
 def test_forms_are_extra() -> None:
     found = run(quick(forms=True, engine="fast", cases=("tiny",), repetitions=1))
-    losses = {record["contestant"]: record["evaluation_loss"] for record in found}
+    losses = {record["method"]: record["evaluation_loss"] for record in found}
     assert losses["fast_dual"] == pytest.approx(losses["fast_materialised"], rel=1e-5)
 
 
@@ -160,24 +156,24 @@ def test_vmap_is_explicit_fine_tuning(family: str) -> None:
 
 
 def test_vmap_is_skipped_where_memory_does_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tintformer.benchmarks.sequences.VMAP_LIMIT", 1000)
-    ground = Ground(
+    monkeypatch.setattr("tintformer.benchmarks.timed_methods.VMAP_LIMIT", 1000)
+    setup = Setup(
         auxiliary=load(make_shape("tiny", torch.float32)),
         rule=LearningRule(learning_rate=RATE),
         engine="reference",
         seed=0,
     )
     with pytest.raises(Skip, match="its gradients alone take"):
-        prepare("vmap", ground, CASES["tiny"])
-    (record,) = run(quick(cases=("tiny",), contestants=("vmap",)))
+        prepare("vmap", setup, CASES["tiny"])
+    (record,) = run(quick(cases=("tiny",), methods=("vmap",)))
     assert record["note"].startswith("skipped: its gradients") and record["seconds"] is None
-    assert record.keys() == run(quick(cases=("tiny",), contestants=("forward",)))[0].keys()
+    assert record.keys() == run(quick(cases=("tiny",), methods=("forward",)))[0].keys()
     assert "skipped" in markdown([record])
 
 
 def test_work_of_a_model_counted_by_hand() -> None:
     auxiliary = load(make_shape("tiny", torch.float32))
-    work = Work(auxiliary, LearningRule(learning_rate=RATE))
+    work = MultiplyAdds(auxiliary, LearningRule(learning_rate=RATE))
     width, layers, vocabulary = 16, 2, 64
     linears, scores, head = layers * 12 * width**2, layers * 10 * width, vocabulary * width  # 10 pairs of 4 tokens
     assert work.forward(4, 1) == 4 * linears + 2 * scores + head
@@ -195,7 +191,7 @@ def test_results_are_written_whole(records: list[dict[str, Any]], tmp_path: Any)
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["speed.json", "speed.md", "speed.png"]
     assert json.loads((tmp_path / "new" / "speed.json").read_text()) == records
     assert (tmp_path / "new" / "speed.png").read_bytes().startswith(b"\x89PNG")
-    assert all(row["contestant"] in (tmp_path / "new" / "speed.md").read_text() for row in table_rows(records))
+    assert all(row["method"] in (tmp_path / "new" / "speed.md").read_text() for row in table_rows(records))
     (tmp_path / "file").write_text("")
     with pytest.raises(BenchError, match="cannot write to"):
         save(records, tmp_path / "file")
@@ -213,7 +209,7 @@ def test_peak_memory_sees_the_logits() -> None:
     [
         ({"cases": ("9x9",)}, "case '9x9' is unknown; choose from 8x64, 4x256, 2x1024, few_shot, long"),
         ({"dtype": "int8"}, "dtype 'int8' is unknown; choose from float32"),
-        ({"contestants": ("slow",)}, "contestant 'slow' is unknown; choose from forward"),
+        ({"methods": ("slow",)}, "method 'slow' is unknown; choose from forward"),
         ({"engine": "slow"}, "engine 'slow' is unknown; choose from fast"),
         ({"repetitions": 0}, "repetitions=0 must be at least 1"),
         ({"threads": 0}, "threads=0 must be at least 1"),
@@ -227,10 +223,10 @@ def test_bad_input_gets_one_line(knobs: dict[str, Any], message: str) -> None:
 
 
 def test_a_case_for_one_model_runs_with_that_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = SequenceCase(batch=1, tokens=8, num_train=4, contestants=("fast",), model="tiny", max_repetitions=1)
+    case = SequenceCase(batch=1, tokens=8, num_train=4, methods=("fast",), model="tiny", max_repetitions=1)
     monkeypatch.setitem(CASES, "own", case)
-    found = run(quick(models=("tiny",), cases=("own", "tiny"), contestants=("fast", "forward")))
-    assert [(r["case"], r["contestant"], r["repetitions"]) for r in found] == [
+    found = run(quick(models=("tiny",), cases=("own", "tiny"), methods=("fast", "forward")))
+    assert [(r["case"], r["method"], r["repetitions"]) for r in found] == [
         ("tiny", "forward", 2),
         ("tiny", "fast", 2),
         ("own", "fast", 1),

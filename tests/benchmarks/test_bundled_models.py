@@ -13,11 +13,11 @@ from patience import PATIENCE
 
 from tintformer.bundled import read_text
 
-SCRIPT = Path(__file__).parents[2] / "tintformer" / "benchmarks" / "bundled_models.py"
+SCRIPT = (sys.executable, "-m", "tintformer.benchmarks.bundled_models")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, timeout=PATIENCE)
+    return subprocess.run([*SCRIPT, *arguments], capture_output=True, text=True, timeout=PATIENCE)
 
 
 @pytest.mark.slow

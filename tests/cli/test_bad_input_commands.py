@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 from patience import PATIENCE
+from tintformer.report.write import FILES
 from tiny import TEXT, save_model
 
 from tintformer.cli import main
-from tintformer.report.write import FILES
 from tintformer.storage import whole_files
 
 TINT = Path(sys.executable).with_name("tint")
@@ -282,7 +282,7 @@ def test_a_full_disk(
     else:
         monkeypatch.setattr(whole_files.os, "replace", failing_rename)
     words = ["report", model, TEXT, "--learning-rate", "0.01", "--no-cosine", "-o", out]
-    refuse(*words, message="cannot write the report into .*: No space left on device; make room")
+    refuse(*words, message="cannot write the report into .*: No space left on device; free disk space")
     assert contents(tmp_path) == before
 
 

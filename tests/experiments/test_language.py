@@ -18,7 +18,7 @@ import torch
 from patience import PATIENCE
 from torch.nn import functional
 
-from tintformer.benchmarks.explicit import Explicit, block_names
+from tintformer.benchmarks.baselines import Explicit, block_names
 from tintformer.errors import InputError
 from tintformer.experiments.language import LanguageModelling, open_language, run_language
 from tintformer.experiments.protocols import FULL_RATES, by_protocol

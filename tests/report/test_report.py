@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -27,10 +28,9 @@ from tintformer.cli.report import report as command
 from tintformer.execution.batch import Batch
 from tintformer.learning.text import encode
 from tintformer.report import Report, collect, write
-from tintformer.report.alignment import LIMIT, cosines
-from tintformer.report.figures import NAMES
+from tintformer.report.collect import LIMIT, cosines
+from tintformer.report.drawing import NAMES, short, smooth, smoothing_window, tidy
 from tintformer.report.page import colour_limit, perplexity, rule_text, shade, signed
-from tintformer.report.panels import short, smooth, smoothing_window, tidy
 from tintformer.report.pieces import cut, visible
 
 RULE = tint.LearningRule(learning_rate=0.01, steps=2)
@@ -200,6 +200,14 @@ def test_any_text_is_escaped_and_whole(tmp_path: Path) -> None:
     assert sum(attributes.get("tabindex") == "0" for attributes, _ in read.tokens) == 1
 
 
+def test_the_name_of_a_model_is_escaped(report: Report, tmp_path: Path) -> None:
+    name = "hub/<img src=x onerror='a(1)'>\"&"
+    named = replace(report, auxiliary=replace(report.auxiliary, name=name))
+    read = Read(write(named, tmp_path).read_text(encoding="utf-8"))
+    assert "img" not in [tag for tag, _ in read.tags]
+    assert not any(name.startswith("on") for _, attributes in read.tags for name in attributes)
+
+
 def test_nothing_is_asked_of_the_network(report: Report, tmp_path: Path) -> None:
     page = write(report, tmp_path).read_text(encoding="utf-8")
     for tag, attributes in Read(page).tags:
@@ -289,6 +297,25 @@ def test_a_report_by_the_simulator_shows_the_losses_of_the_fast_engine(
     for one, other in zip(fast["updates"], simulator["updates"], strict=True):
         assert other["norm"] == pytest.approx(one["norm"], rel=1e-3)
     assert "simulator" in (tmp_path / "simulator" / "report.html").read_text(encoding="utf-8")
+
+
+def test_without_matplotlib_the_page_has_sentences_for_figures(
+    run_here: Callable[..., None],
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    run_here(model, TEXT, "-o", tmp_path / "out", "--learning-rate", "0.01")
+    assert "report.html without figures, which need matplotlib: pip install" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.html"]
+    page = unescape((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
+    assert "Without figures, which need matplotlib: pip install 'tintformer[plots]'" in page and "<svg" not in page
+    assert "Two lines over positions" in page and "A table of norms; the largest is" in page
+    assert "There is none: the rate, 1e-2, was given" in page
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from tintformer.errors import TintError
+
+INSTALL = "pip install 'tintformer[plots]'"
+WITHOUT_FIGURES = f"without figures, which need matplotlib: {INSTALL}"
 INK, MUTED, FAINT = "#1f2329", "#667079", "#d5dae0"
 BETTER, WORSE = "#0072b2", "#d55e00"
 """Okabe and Ito's blue and vermilion, which colour-blind people can tell apart."""
@@ -29,3 +33,21 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.labelcolor": INK,
 }
+
+
+def has_matplotlib() -> bool:
+    """Whether figures can be drawn: matplotlib is an extra, because most of the package draws nothing."""
+    try:
+        import matplotlib as _  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def import_matplotlib(purpose: str) -> Any:
+    """The library itself; `purpose` opens the message where it is missing."""
+    if not has_matplotlib():
+        raise TintError(f"{purpose} need matplotlib; install it with {INSTALL}")
+    import matplotlib
+
+    return matplotlib

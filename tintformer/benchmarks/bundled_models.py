@@ -1,4 +1,3 @@
-# pyright: basic
 """What training inside the pass gains on a text that a model has not read, next to explicit fine-tuning.
 
 The text is cut into segments that do not overlap. The first half of each is trained on, the second half scored. Every
@@ -10,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import math
 import shlex
 import sys
@@ -29,21 +27,22 @@ from torch import Tensor
 
 import tintformer as tint
 from tintformer.analysis.intervals import bootstrap, standard_error
-from tintformer.benchmarks.explicit import Explicit, block_names, token_losses
+from tintformer.benchmarks.baselines import Explicit, block_names, token_losses
+from tintformer.benchmarks.results import markdown_table, run_as_script, save_json, save_markdown, versions
 from tintformer.bundled import BUNDLED
 from tintformer.console import print_table
 from tintformer.learning.text import find_tokenizer, read_text
-from tintformer.storage.whole_files import check_directory, whole_file
+from tintformer.storage.whole_files import check_directory
 
 RATES = tuple(round(10 ** (exponent / 4), 9) for exponent in range(-20, -3))
 """From 1e-5 to 0.1, four a decade; a best one at the edge is an error, not a result."""
 ROWS = 5
 """Sequences run at a time; each is adapted on its own."""
 
-Method = Callable[[Tensor, float], list[float]]
+Losses = Callable[[Tensor, float], list[float]]
 """Mean loss of the second half of each row after training on the first half at a rate."""
 
-NOTE = """<!-- Written by tintformer/benchmarks/bundled_models.py; bundled-models.json has all numbers. -->
+NOTE = """<!-- Written by `python -m tintformer.benchmarks.bundled_models`; bundled-models.json has all numbers. -->
 
 {text} ({sha256:.12}), {segments} segments of {tokens} tokens, the first half trained on in one step, the second half
 scored; rates chosen on {tuning} other segments. Gains in nats per token against the model as it is; `share`: of what
@@ -56,7 +55,7 @@ explicit fine-tuning of all block weights gains. Intervals: 95%, bootstrap over 
 """
 
 
-def methods(auxiliary: tint.Auxiliary) -> dict[str, Method]:
+def methods(auxiliary: tint.Auxiliary) -> dict[str, Losses]:
     """Everything that is compared, the model as it is first."""
     rules = {
         "inside the pass, default rule": tint.LearningRule,
@@ -105,12 +104,12 @@ def by_row(losses: Tensor, ids: Tensor) -> list[float]:
     return means.nan_to_num(math.inf).tolist()
 
 
-def run_method(method: Method, segments: Tensor, rate: float) -> list[float]:
+def run_method(method: Losses, segments: Tensor, rate: float) -> list[float]:
     """The loss of every segment."""
     return [loss for rows in segments.split(ROWS) for loss in method(rows, rate)]
 
 
-def choose(method: Method, segments: Tensor, name: str, console: Console) -> tuple[float, dict[float, float]]:
+def choose(method: Losses, segments: Tensor, name: str, console: Console) -> tuple[float, dict[float, float]]:
     """The rate with the lowest mean loss, and the whole curve; goes up until the loss is far above its lowest."""
     curve: dict[float, float] = {}
     for rate in track(RATES, description=f"  rate of {name}", console=console, transient=True):
@@ -137,8 +136,8 @@ def cut(tokenizer: Any, text: str, options: argparse.Namespace) -> tuple[Tensor,
 def study(name: str, text: str, options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """All methods on one model."""
     started = time.perf_counter()
+    tuning, judging = cut(find_tokenizer(name), text, options)  # first: a text that is too short needs no model
     auxiliary = tint.load(name)
-    tuning, judging = cut(find_tokenizer(name), text, options)
     found: list[dict[str, Any]] = []
     for label, method in methods(auxiliary).items():
         rate, curve = (0.0, {}) if not found else choose(method, tuning, f"{name}, {label}", console)
@@ -151,7 +150,7 @@ def study(name: str, text: str, options: argparse.Namespace, console: Console) -
 def summarise(model: dict[str, Any]) -> list[dict[str, str]]:
     """One row a method: its loss, its gain, and the share of what explicit fine-tuning gains."""
     plain, explicit = (method["losses"] for method in model["methods"][:2])
-    rows = []
+    rows: list[dict[str, str]] = []
     for method in model["methods"]:
         losses, trained = method["losses"], method["rate"] > 0
         share = bootstrap([plain, losses, explicit], lambda before, after, tuned: (before - after) / (before - tuned))
@@ -172,10 +171,7 @@ def markdown(record: dict[str, Any]) -> str:
     """The tables of all models."""
     parts = [NOTE.format_map(record)]
     for model in record["models"]:
-        rows = summarise(model)
-        lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        parts.append(f"**{model['model']}** ({model['seconds']:.0f} s)\n\n{table}\n")
+        parts.append(f"**{model['model']}** ({model['seconds']:.0f} s)\n\n{markdown_table(summarise(model))}")
     return "\n".join(parts)
 
 
@@ -202,36 +198,25 @@ def _other_words() -> list[str]:
     return words[: words.index("--output")] if "--output" in words else words
 
 
-def run(options: argparse.Namespace) -> None:
+def main() -> None:
     """Measure every model, then write and print the results."""
+    options = parse()
     text, console = read_text(file=options.text), Console(stderr=True)
     path = options.output / "bundled-models.json"
     check_directory(options.output, (path.name, path.with_suffix(".md").name))
-    record = {
+    record: dict[str, Any] = {
         "text": options.text.name,
         "sha256": hashlib.sha256(text.encode()).hexdigest(),
-        "segments": options.segments,
-        "tuning": options.tuning,
-        "tokens": options.tokens,
-        "seed": options.seed,
-        "tintformer": tint.__version__,
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
+        **{name: getattr(options, name) for name in ("segments", "tuning", "tokens", "seed")},
+        **versions(),
         "command": shlex.join(["python", "-m", f"{__package__}.bundled_models", options.text.name, *_other_words()]),
         "models": [study(name, text, options, console) for name in options.model or BUNDLED],
     }
-    options.output.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as temporary:
-        temporary.write_text(json.dumps(record).replace('{"', '\n{"') + "\n")
-    with whole_file(path.with_suffix(".md")) as temporary:
-        temporary.write_text(markdown(record))
+    save_json(record, path)
+    save_markdown(markdown(record), path.with_suffix(".md"))
     for model in record["models"]:
         print_table(summarise(model), title=model["model"])
 
 
 if __name__ == "__main__":
-    try:
-        run(parse())
-    except (tint.TintError, OSError) as error:
-        print(f"bundled_models: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_as_script("bundled_models", main)

@@ -1,4 +1,3 @@
-# pyright: basic
 """The error of the update when gradients pass norms, activations or attention by differences.
 
 The truth is the update with exact gradients in float64, all movable parameters as one vector. Writes every
@@ -9,8 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -23,10 +20,20 @@ from rich.progress import track
 from torch import Tensor
 
 import tintformer as tint
+from tintformer.analysis.plot_style import import_matplotlib
+from tintformer.benchmarks.results import (
+    markdown_table,
+    relative_error,
+    run_as_script,
+    save_json,
+    save_markdown,
+    versions,
+)
 from tintformer.console import print_table
 from tintformer.engines.reference import TensorExecutor
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch
+from tintformer.learning.text import find_tokenizer
 from tintformer.rule.trainable import movable
 from tintformer.storage.whole_files import whole_file
 
@@ -46,7 +53,7 @@ SCHEMES = {
 Lines = dict[tuple[str, str, str], dict[str, dict[float, list[float]]]]
 """The errors of the sequences by part, scheme and mode, then by dtype, then by step."""
 
-NOTE = """<!-- Written by tintformer/benchmarks/difference_error.py; difference-error.json has all numbers. -->
+NOTE = """<!-- Written by `python -m tintformer.benchmarks.difference_error`; difference-error.json has all numbers. -->
 
 Relative error of the update, mean over {sequences} sequences of {tokens} tokens, the first half trained on.
 `best`: at the best step tried (`both`: of those with a column). `worst`: the worst sequence at that step in
@@ -56,7 +63,7 @@ CAPTION = "**{model}** ({weights}), {text}: {trained_blocks} of {blocks} blocks,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class DifferenceCase:
     """One way to take the gradient: which part of it by differences, and how."""
 
     part: str
@@ -80,18 +87,18 @@ class Case:
         return (tint.LearningRule.full if self.full else tint.LearningRule)(learning_rate=1.0, **knobs)
 
 
-EXACT, EXACT_FULL = Case(part="nothing"), Case(part="nothing (full rule)")
-Errors = dict[tuple[str, Case], float]
+EXACT, EXACT_FULL = DifferenceCase(part="nothing"), DifferenceCase(part="nothing (full rule)")
+Errors = dict[tuple[str, DifferenceCase], float]
 
 
-def list_cases(epsilons: Sequence[float]) -> Iterator[Case]:
+def list_cases(epsilons: Sequence[float]) -> Iterator[DifferenceCase]:
     """Exact gradients first, then every part by every scheme; the perturbed softmax is central by itself."""
     yield from (EXACT, EXACT_FULL)
     for part in ("norm", "activation", "both", "attention"):
         for scheme, mode in SCHEMES:
             if part != "attention" or scheme == "central":
                 steps = [step for step in epsilons if part != "both" or step in CANDIDATES]
-                yield from (Case(part=part, scheme=scheme, mode=mode, epsilon=step) for step in steps)
+                yield from (DifferenceCase(part=part, scheme=scheme, mode=mode, epsilon=step) for step in steps)
 
 
 class Pass:
@@ -109,18 +116,12 @@ class Pass:
         self.tape = tape[sum(len(block) for block in frozen) :]
         self.gradient = executor.loss_gradient(x)
 
-    def update(self, case: Case) -> list[Tensor]:
+    def update(self, case: DifferenceCase) -> list[Tensor]:
         """The change of every movable parameter after one step, in the order of the walk."""
         rule = case.rule(self.layers)
         executor = TensorExecutor(self.auxiliary, rule, self.batch)
         walk.backward(executor, rule, self.tape, self.gradient)
         return list(executor.changes(0).values())
-
-
-def relative_error(update: Sequence[Tensor], truth: Sequence[Tensor]) -> float:
-    """|update - truth| / |truth| over all parameters as one vector."""
-    wrong = sum(float((a.double() - b).square().sum()) for a, b in zip(update, truth, strict=True))
-    return math.sqrt(wrong / sum(float(b.square().sum()) for b in truth))
 
 
 @torch.no_grad()
@@ -138,11 +139,8 @@ def measure(auxiliaries: dict[str, tint.Auxiliary], ids: list[int], options: arg
 
 def read_sequences(model: str, text: Path, *, tokens: int, count: int) -> list[list[int]]:
     """The first `count` runs of `tokens` tokens of a text, by the model's own tokenizer."""
-    from transformers import AutoTokenizer
-
-    packed = sorted(Path(model).expanduser().glob("*.gguf"))
-    tokenizer = AutoTokenizer.from_pretrained(model, **({"gguf_file": packed[0].name} if packed else {}))
-    ids = tokenizer(text.read_text(encoding="utf-8")[: 32 * tokens * count], verbose=False).input_ids
+    start = text.read_text(encoding="utf-8")[: 32 * tokens * count]
+    ids: list[int] = find_tokenizer(model)(start, verbose=False).input_ids
     if len(ids) < tokens * count:
         raise tint.InputError(f"{text} gives {len(ids)} tokens but {count} x {tokens} are asked for")
     return [ids[start : start + tokens] for start in range(0, tokens * count, tokens)]
@@ -178,15 +176,16 @@ def lines_of(model: dict[str, Any]) -> Lines:
 
 def summarise(model: dict[str, Any], *, candidates: Sequence[float]) -> list[dict[str, str]]:
     """One row a line: in each dtype the best step and its error there; in float32 also the candidates'."""
-    rows = []
+    rows: list[dict[str, str]] = []
     for (part, scheme, mode), line in lines_of(model).items():
         how = scheme if scheme == "exact" else f"{scheme.replace('_', '-')}, {mode}"
         row = {"differences": part, "scheme": how}
+        best = {dtype: min(errors, key=lambda step: fmean(errors[step])) for dtype, errors in line.items()}
         for dtype, errors in line.items():
-            best = min(errors, key=lambda step: fmean(errors[step]))
-            where = "" if scheme == "exact" else f" at {best:.0e}"
-            row[f"{dtype} best"] = f"{fmean(errors[best]):.1e}{where}"
-        row["worst"] = f"{max(errors[best]):.1e}"
+            where = "" if scheme == "exact" else f" at {best[dtype]:.0e}"
+            row[f"{dtype} best"] = f"{fmean(errors[best[dtype]]):.1e}{where}"
+        errors = line["float32"]
+        row["worst"] = f"{max(errors[best['float32']]):.1e}"
         row |= {f"{step:.0e}": f"{fmean(errors[step]):.1e}" if step in errors else "" for step in candidates}
         rows.append(row)
     return rows
@@ -196,10 +195,8 @@ def markdown(record: dict[str, Any]) -> str:
     """The table of every model, with what was measured."""
     parts = [NOTE.format_map(record)]
     for model in record["models"]:
-        rows = summarise(model, candidates=CANDIDATES)
-        lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
         parts.append(CAPTION.format_map({**model, "weights": ", ".join(model["weights"])}))
-        parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n")
+        parts.append(markdown_table(summarise(model, candidates=CANDIDATES)))
     return "\n".join(parts)
 
 
@@ -209,7 +206,7 @@ def draw(record: dict[str, Any], path: Path) -> None:
 
     shape = (len(record["models"]), len(PARTS))
     figure = Figure(figsize=(3.6 * shape[1], 2.9 * shape[0] + 1.2), layout="constrained")
-    grid = figure.subplots(*shape, sharex=True, sharey=True, squeeze=False)
+    grid: Any = figure.subplots(*shape, sharex=True, sharey=True, squeeze=False)
     for model, row in zip(record["models"], grid, strict=True):
         for part, axes in zip(PARTS, row, strict=True):
             draw_panel(axes, lines_of(model), part)
@@ -266,29 +263,22 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def run(options: argparse.Namespace) -> None:
+def main() -> None:
     """Measure every model, then write and print the results."""
+    options = parse()
+    import_matplotlib("the figures of the results")
     path = options.output / "difference-error.json"
     if options.redraw:
         record = json.loads(path.read_text())
     else:
-        versions = {"tintformer": tint.__version__, "torch": torch.__version__}
-        size = {"tokens": options.tokens, "sequences": options.sequences}
         models = [study(model, text, name, options) for model, text, name in options.work]
-        record = {**versions, "threads": torch.get_num_threads(), **size, "models": models}
-        text = json.dumps(record).replace('{"', '\n{"') + "\n"
-        with whole_file(path) as temporary:
-            temporary.write_text(text)
-    with whole_file(path.with_suffix(".md")) as temporary:
-        temporary.write_text(markdown(record))
+        record = {**versions(), "tokens": options.tokens, "sequences": options.sequences, "models": models}
+        save_json(record, path)
+    save_markdown(markdown(record), path.with_suffix(".md"))
     draw(record, path.with_suffix(".png"))
     for model in record["models"]:
         print_table(summarise(model, candidates=()), title=model["model"])
 
 
 if __name__ == "__main__":
-    try:
-        run(parse())
-    except (tint.TintError, OSError) as error:
-        print(f"difference_error: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_as_script("difference_error", main)

@@ -1,4 +1,3 @@
-# pyright: basic
 """What forming an updated matrix costs besides its products: the constant `TRAFFIC` of the fast engine's cost model.
 
 Times W - rate * G^T X over the number n of trained tokens and fits a line: its intercept over its slope is the fixed
@@ -9,11 +8,12 @@ cost, in multiply-adds an element. The argument is the number of threads:
 from __future__ import annotations
 
 import sys
+from functools import partial
 from statistics import linear_regression
 
 import torch
 
-from tintformer.benchmarks.timing import median_seconds
+from tintformer.benchmarks.measuring import median_seconds
 
 SHAPES = ((768, 768), (768, 3072), (3072, 768))
 RANKS = (16, 32, 64, 128, 256, 512)
@@ -21,10 +21,11 @@ RANKS = (16, 32, 64, 128, 256, 512)
 
 def fixed_cost(inputs: int, outputs: int) -> float:
     """Multiply-adds an element that take as long as everything but the products."""
-    weight, times = torch.randn(1, outputs, inputs), []
+    weight = torch.randn(1, outputs, inputs)
+    times: list[float] = []
     for rank in RANKS:
         x, g = torch.randn(1, rank, inputs), torch.randn(1, rank, outputs)
-        times.append(median_seconds(lambda x=x, g=g: torch.baddbmm(weight, g.mT, x, alpha=-0.1), 7))
+        times.append(median_seconds(partial(torch.baddbmm, weight, g.mT, x, alpha=-0.1), 7))
     slope, intercept = linear_regression(RANKS, times)
     return intercept / slope
 

@@ -1,4 +1,3 @@
-# pyright: basic
 """How far the memory that `tint plan` foresees is from what a run really takes, on random models of several shapes.
 
 Each run is measured in a process of its own, above the weights.
@@ -15,17 +14,18 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tintformer import LearningRule, Tint, load, plan
-from tintformer.benchmarks.memory import in_a_fresh_process, peak_of
+from tintformer.benchmarks.measuring import in_a_fresh_process, peak_of
+from tintformer.benchmarks.results import markdown_table
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class PlannedRun:
     """A shape, and what is done with it."""
 
     config: dict[str, Any]
     batch: int
     tokens: int
-    rule: dict[str, Any] = field(default_factory=dict)
+    rule: dict[str, Any] = field(default_factory=dict[str, Any])
     dtype: torch.dtype = torch.float32
     engine: str = "fast"
 
@@ -38,40 +38,34 @@ def _gpt2(width: int, layers: int, vocabulary: int = 4096) -> dict[str, Any]:
 
 
 def _llama(width: int, layers: int, heads: int, shared: int, vocabulary: int = 4096) -> dict[str, Any]:
-    return dict(
-        model_type="llama",
-        hidden_size=width,
-        intermediate_size=width * 8 // 3,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=shared,
-        vocab_size=vocabulary,
-    )
+    sizes = {"hidden_size": width, "intermediate_size": width * 8 // 3, "num_hidden_layers": layers}
+    attention = {"num_attention_heads": heads, "num_key_value_heads": shared}
+    return {"model_type": "llama", **sizes, **attention, "vocab_size": vocabulary}
 
 
 CASES = {
-    "gpt2, short": Case(config=_gpt2(768, 6), batch=16, tokens=64),
-    "gpt2, long": Case(config=_gpt2(512, 6), batch=1, tokens=1024),
-    "gpt2, 4 steps": Case(config=_gpt2(512, 8), batch=8, tokens=128, rule={"steps": 4}),
-    "llama, grouped": Case(config=_llama(576, 10, 9, 3), batch=4, tokens=256),
-    "llama, large vocabulary": Case(config=_llama(512, 4, 8, 8, 49152), batch=8, tokens=128),
-    "llama, top 3 layers, bfloat16": Case(
+    "gpt2, short": PlannedRun(config=_gpt2(768, 6), batch=16, tokens=64),
+    "gpt2, long": PlannedRun(config=_gpt2(512, 6), batch=1, tokens=1024),
+    "gpt2, 4 steps": PlannedRun(config=_gpt2(512, 8), batch=8, tokens=128, rule={"steps": 4}),
+    "llama, grouped": PlannedRun(config=_llama(576, 10, 9, 3), batch=4, tokens=256),
+    "llama, large vocabulary": PlannedRun(config=_llama(512, 4, 8, 8, 49152), batch=8, tokens=128),
+    "llama, top 3 layers, bfloat16": PlannedRun(
         config=_llama(768, 12, 12, 4), batch=8, tokens=256, rule={"layers": 3}, dtype=torch.bfloat16
     ),
-    "bloom": Case(
+    "bloom": PlannedRun(
         config=dict(model_type="bloom", hidden_size=512, n_layer=6, n_head=8, vocab_size=4096), batch=4, tokens=256
     ),
-    "gpt2, full gradient": Case(
+    "gpt2, full gradient": PlannedRun(
         config=_gpt2(512, 6),
         batch=4,
         tokens=256,
         rule={"attention_gradient": "exact", "update_norm_scale": True, "update_query_key": True},
     ),
-    "gpt2, reference engine": Case(config=_gpt2(512, 4), batch=4, tokens=128, engine="reference"),
+    "gpt2, reference engine": PlannedRun(config=_gpt2(512, 4), batch=4, tokens=128, engine="reference"),
 }
 
 
-def measured(case: Case) -> int:
+def measured(case: PlannedRun) -> int:
     """The child's part: a model of that shape, a small run (libraries allocate what they keep), then the real one."""
     torch.set_num_threads(1)
     config = AutoConfig.for_model(**case.config)
@@ -92,7 +86,7 @@ def compare(name: str) -> tuple[int, int]:
     foreseen = plan(
         AutoConfig.for_model(**case.config), batch=case.batch, tokens=case.tokens, dtype=case.dtype, **case.options()
     )
-    peak = in_a_fresh_process(__file__, "--measure", name)
+    peak = in_a_fresh_process("-m", "tintformer.benchmarks.memory_estimate", "--measure", name)
     assert peak.size is not None, peak.why_not
     return foreseen.work, peak.size
 
@@ -101,7 +95,7 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--measure"]:
         print(measured(CASES[sys.argv[2]]))
     else:
-        print("| run | foreseen, MB | measured, MB | foreseen / measured |\n|---|---|---|---|")
-        for name in sys.argv[1:] or CASES:
-            foreseen, peak = compare(name)
-            print(f"| {name} | {foreseen / 1e6:.0f} | {peak / 1e6:.0f} | {foreseen / peak:.2f} |", flush=True)
+        headings = ("run", "foreseen, MB", "measured, MB", "foreseen / measured")
+        pairs = {name: compare(name) for name in sys.argv[1:] or CASES}
+        rows = [(name, f"{a / 1e6:.0f}", f"{b / 1e6:.0f}", f"{a / b:.2f}") for name, (a, b) in pairs.items()]
+        print(markdown_table([dict(zip(headings, row, strict=True)) for row in rows]))

@@ -1,4 +1,3 @@
-# pyright: basic
 """What a run costs for models of 125M to 70B parameters: memory, GPUs, arithmetic, time, and the simulator's size.
 
 `python -m tintformer.benchmarks.scale` prints the tables of docs/scale.md from the cost models alone
@@ -14,9 +13,9 @@ import sys
 import torch
 
 from tintformer import Tint, count_parameters, load, plan
-from tintformer.benchmarks.cases import random_tokens
-from tintformer.benchmarks.shapes import make_model
-from tintformer.benchmarks.timing import median_seconds
+from tintformer.benchmarks.cases import make_model, random_tokens
+from tintformer.benchmarks.measuring import median_seconds
+from tintformer.benchmarks.results import markdown_table
 from tintformer.rule.learning_rule import LearningRule
 
 MODELS = {"125M": "facebook/opt-125m", "1.3B": "facebook/opt-1.3b", "7B": "llama-2-7b-hf", "70B": "llama-2-70b-hf"}
@@ -27,44 +26,44 @@ PEAK, UTILISATION = 312e12, 0.4
 """Floating-point operations a second of an A100 in bfloat16, and the part of them that is reached."""
 
 
-def cards(size: int, card: float) -> int:
-    return math.ceil(size / (USABLE * card))
-
-
-def costs(batch: int, tokens: int) -> None:
-    heads = ("model", "weights", "on top", *(f"GPUs of {name}" for name in CARDS), "TFLOPs", "passes", "seconds")
-    print(f"\n{batch} x {tokens} tokens, half of each trained on, bfloat16\n\n| {' | '.join(heads)} |")
-    print(f"|{'---|' * len(heads)}")
+def costs(batch: int, tokens: int) -> list[dict[str, str]]:
+    """One row a model: memory, GPUs, arithmetic and time of a run in bfloat16, half of each sequence trained on."""
+    rows: list[dict[str, str]] = []
     for title, name in MODELS.items():
         found = plan(name, batch=batch, tokens=tokens, dtype=torch.bfloat16)
-        cells = (
-            title,
-            f"{found.parts['weights'] / 1e9:.1f} GB",
-            f"{found.work / 1e9:.1f} GB",
-            *(str(cards(found.peak, card)) for card in CARDS.values()),
-            f"{found.flops / 1e12:.3g}",
-            f"{found.passes:.2f}",
-            f"{found.flops / (PEAK * UTILISATION):.2g}",
+        rows.append(
+            {
+                "model": title,
+                "weights": f"{found.parts['weights'] / 1e9:.1f} GB",
+                "on top": f"{found.work / 1e9:.1f} GB",
+                **{f"GPUs of {card}": str(math.ceil(found.peak / (USABLE * size))) for card, size in CARDS.items()},
+                "TFLOPs": f"{found.flops / 1e12:.3g}",
+                "passes": f"{found.passes:.2f}",
+                "seconds": f"{found.flops / (PEAK * UTILISATION):.2g}",
+            }
         )
-        print(f"| {' | '.join(cells)} |", flush=True)
+    return rows
 
 
-def simulators() -> None:
-    print("\n| model | holding the model | constructed, lean | constructed, paper's layout |\n|---|---|---|---|")
+def simulators() -> list[dict[str, str]]:
+    """One row a model: the sizes of its simulators."""
+    rows: list[dict[str, str]] = []
     for title, name in MODELS.items():
         lean, paper = (
             count_parameters(name, layout=layout, tie_blocks=layout == "lean") for layout in ("lean", "paper")
         )
-        cells = (
-            title,
-            f"{lean.auxiliary / 1e9:.2f}B",
-            f"{lean.structural / 1e6:.1f}M",
-            f"{paper.structural / 1e9:.2f}B",
+        rows.append(
+            {
+                "model": title,
+                "holding the model": f"{lean.auxiliary / 1e9:.2f}B",
+                "constructed, lean": f"{lean.structural / 1e6:.1f}M",
+                "constructed, paper's layout": f"{paper.structural / 1e9:.2f}B",
+            }
         )
-        print(f"| {' | '.join(cells)} |", flush=True)
+    return rows
 
 
-def check(name: str, batch: int, tokens: int) -> None:
+def check(name: str, batch: int, tokens: int) -> dict[str, str]:
     """Foreseen and measured time of a pass, in plain forward passes of the Hugging Face model, here."""
     torch.set_num_threads(1)
     model = make_model(name, torch.float32)
@@ -75,21 +74,22 @@ def check(name: str, batch: int, tokens: int) -> None:
         forward = median_seconds(lambda: model(ids, use_cache=False), 5)
     learnt = median_seconds(lambda: tint(ids, train_mask=train, logits="none"), 5)
     foreseen = plan(model.config, batch=batch, tokens=tokens)
-    rate = foreseen.flops / learnt / (foreseen.forward_flops / forward)
-    print(
-        f"| {name} | {batch} x {tokens} | {foreseen.passes:.2f} | {learnt / forward:.2f} "
-        f"| {foreseen.forward_flops / forward / 1e9:.0f} | {rate:.2f} |",
-        flush=True,
-    )
+    return {
+        "shape": name,
+        "tokens": f"{batch} x {tokens}",
+        "passes foreseen": f"{foreseen.passes:.2f}",
+        "passes measured": f"{learnt / forward:.2f}",
+        "GFLOP/s of the forward pass": f"{foreseen.forward_flops / forward / 1e9:.0f}",
+        "of it reached": f"{foreseen.flops / learnt / (foreseen.forward_flops / forward):.2f}",
+    }
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--check"]:
-        print("| shape | tokens | passes foreseen | passes measured | GFLOP/s of the forward pass | of it reached |")
-        print("|---|---|---|---|---|---|")
-        for name, batch, tokens in (("gpt2", 4, 128), ("gpt2", 1, 512), ("smollm2-135m", 4, 128)):
-            check(name, batch, tokens)
+        shapes = (("gpt2", 4, 128), ("gpt2", 1, 512), ("smollm2-135m", 4, 128))
+        print(markdown_table([check(*shape) for shape in shapes]))
     else:
-        costs(8, 256)
-        costs(1, 2048)
-        simulators()
+        for batch, tokens in ((8, 256), (1, 2048)):
+            print(f"\n{batch} x {tokens} tokens, half of each trained on, bfloat16\n")
+            print(markdown_table(costs(batch, tokens)), flush=True)
+        print(markdown_table(simulators()))

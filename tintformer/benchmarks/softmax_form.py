@@ -1,4 +1,3 @@
-# pyright: basic
 """What it costs to write every linear attention of the simulator as softmax attentions: the error over the step.
 
 The truth is the same simulator with linear attentions in float64. Two errors, both relative norms: of the logits after
@@ -8,7 +7,6 @@ the pass, and of the update, all movable parameters as one vector. Writes a tabl
 from __future__ import annotations
 
 import argparse
-import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,11 +15,18 @@ import torch
 from rich.progress import track
 
 import tintformer as tint
+from tintformer.benchmarks.results import (
+    markdown_table,
+    relative_error,
+    run_as_script,
+    save_json,
+    save_markdown,
+    versions,
+)
 from tintformer.learning.text import encode, find_tokenizer
-from tintformer.storage.whole_files import whole_file
 
 EPSILONS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
-NOTE = """<!-- Written by tintformer/benchmarks/softmax_form.py; softmax-form.json has all numbers. -->
+NOTE = """<!-- Written by `python -m tintformer.benchmarks.softmax_form`; softmax-form.json has all numbers. -->
 
 {model}, {tokens} tokens of {text}, the first half trained on at rate {rate:g}; torch {torch}, {threads} thread(s).
 Each entry: relative error of the logits / relative error of the update, against linear attentions in float64.
@@ -29,15 +34,8 @@ Each entry: relative error of the logits / relative error of the update, against
 """
 
 
-def one_vector(updates: dict[str, torch.Tensor]) -> torch.Tensor:
-    return torch.cat([updates[name].double().flatten() for name in sorted(updates)])
-
-
-def error(value: torch.Tensor, truth: torch.Tensor) -> float:
-    return float((value.double() - truth).norm() / truth.norm())
-
-
 def measure(model: str, text: Path, tokens: int, rate: float) -> list[dict[str, Any]]:
+    """Both errors of every form, dtype and step."""
     ids = torch.tensor([encode(find_tokenizer(model), text.read_text()[: 8 * tokens]).input_ids[:tokens]])
     train = (torch.arange(ids.shape[1]) < ids.shape[1] // 2)[None]
     rule = tint.LearningRule(learning_rate=rate)
@@ -45,30 +43,36 @@ def measure(model: str, text: Path, tokens: int, rate: float) -> list[dict[str, 
         str(dtype).removeprefix("torch."): tint.load(model, dtype=dtype) for dtype in (torch.float64, torch.float32)
     }
     truth = tint.build(models["float64"], rule)(ids, train_mask=train)
-    true_update = one_vector(truth.updates())
+    assert truth.logits is not None
+    update = truth.updates()
     cases = [(dtype, form, epsilon) for dtype in models for form in ("pair", "printed") for epsilon in EPSILONS]
-    records = []
+    records: list[dict[str, Any]] = []
     for dtype, form, epsilon in track(cases):
-        knobs = {"attention": "softmax", "softmax_form": form, "softmax_epsilon": epsilon}
-        record = {"dtype": dtype, "form": form, "epsilon": epsilon, "logits": None, "update": None}
+        knobs: dict[str, Any] = {"attention": "softmax", "softmax_form": form, "softmax_epsilon": epsilon}
+        record: dict[str, Any] = {"dtype": dtype, "form": form, "epsilon": epsilon, "logits": None, "update": None}
         with suppress(tint.DivergenceError):  # so small a step that no digit is left
             out = tint.build(models[dtype], rule, **knobs)(ids, train_mask=train)
-            record["logits"] = error(out.logits, truth.logits)
-            record["update"] = error(one_vector(out.updates()), true_update)
+            assert out.logits is not None
+            found = out.updates()
+            record["logits"] = relative_error([out.logits], [truth.logits])
+            record["update"] = relative_error([found[name] for name in update], list(update.values()))
         records.append(record)
     return records
 
 
 def entry(record: dict[str, Any]) -> str:
+    """Both errors of a record, as they stand in the table."""
     return "no number" if record["logits"] is None else f"{record['logits']:.0e} / {record['update']:.0e}"
 
 
 def table(records: list[dict[str, Any]]) -> str:
-    rows = [["form", "dtype", *(f"{epsilon:.0e}" for epsilon in EPSILONS)], ["---"] * (len(EPSILONS) + 2)]
-    for form, dtype in dict.fromkeys((record["form"], record["dtype"]) for record in records):
-        errors = [r for r in records if (r["form"], r["dtype"]) == (form, dtype)]
-        rows.append([form, dtype, *map(entry, errors)])
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    """One row a form and dtype, one column a step."""
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for record in records:
+        form, dtype = record["form"], record["dtype"]
+        row = rows.setdefault((form, dtype), {"form": form, "dtype": dtype})
+        row[f"{record['epsilon']:.0e}"] = entry(record)
+    return markdown_table(list(rows.values()))
 
 
 def main() -> None:
@@ -80,20 +84,12 @@ def main() -> None:
     parser.add_argument("--output", "-o", type=Path, default=Path("docs/results"))
     chosen = parser.parse_args()
     records = measure(chosen.model, chosen.text, chosen.tokens, chosen.rate)
-    about = {
-        "model": Path(chosen.model).name,
-        "tokens": chosen.tokens,
-        "text": chosen.text.name,
-        "rate": chosen.rate,
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-    }
-    with whole_file(chosen.output / "softmax-form.json") as file:
-        file.write_text(json.dumps({**about, "records": records}, indent=1) + "\n")
-    with whole_file(chosen.output / "softmax-form.md") as file:
-        file.write_text(NOTE.format(**about) + table(records))
+    sizes = {"model": Path(chosen.model).name, "tokens": chosen.tokens, "text": chosen.text.name, "rate": chosen.rate}
+    about = {**sizes, **versions()}
+    save_json({**about, "records": records}, chosen.output / "softmax-form.json")
+    save_markdown(NOTE.format(**about) + table(records), chosen.output / "softmax-form.md")
     print(table(records))
 
 
 if __name__ == "__main__":
-    main()
+    run_as_script("softmax_form", main)

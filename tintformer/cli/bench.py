@@ -30,12 +30,12 @@ def bench(
             "default: the first four."
         ),
     ] = None,
-    contestant: Annotated[
+    method: Annotated[
         list[str] | None, typer.Option(help="Run only this one; default: all that suit the case.")
     ] = None,
-    repetitions: Annotated[int | None, typer.Option(help="Timed runs of each contestant; default: 5.")] = None,
+    repetitions: Annotated[int | None, typer.Option(help="Timed runs of each method; default: 5.")] = None,
     threads: Annotated[int, typer.Option(help="Threads of torch.")] = 2,
-    engine: Annotated[str, typer.Option(help="The engine that runs as the contestant `fast`.")] = "fast",
+    engine: Annotated[str, typer.Option(help="The engine that runs as the method `fast`.")] = "fast",
     dtype: Annotated[
         str, typer.Option(help="float32, float64, or bfloat16 (which is compared with the engine in float32).")
     ] = "float32",
@@ -53,16 +53,16 @@ def bench(
 ) -> None:
     """Time train-in-the-pass against a plain forward pass and against explicit fine-tuning.
 
-    All contestants take turns in one process, so that drift of the machine hits all alike; times are medians.
+    All methods take turns in one process, so that drift of the machine hits all alike; times are medians.
     """
-    from tintformer.benchmarks.report import check_output, save
-    from tintformer.benchmarks.run import measure
-    from tintformer.benchmarks.settings import Settings
+    from tintformer.benchmarks.cases import Settings
+    from tintformer.benchmarks.speed import measure
+    from tintformer.benchmarks.speed_tables import check_output, save
 
     asked: dict[str, Any] = {
         "models": tuple(model or ()),
         "cases": tuple(case or ()),
-        "contestants": tuple(contestant or ()),
+        "methods": tuple(method or ()),
         "repetitions": repetitions,
         "memory": memory,
     }
@@ -85,7 +85,7 @@ def bench(
 
 def _print_tables(records: list[dict[str, Any]]) -> None:
     """One table a model and case, narrow enough for a terminal, and the notes below it."""
-    from tintformer.benchmarks.report import setting_line, table_rows
+    from tintformer.benchmarks.speed_tables import setting_line, table_rows
 
     print(setting_line(records[0]))
     for model, case in dict.fromkeys((record["model"], record["case"]) for record in records):
@@ -98,4 +98,4 @@ def _print_tables(records: list[dict[str, Any]]) -> None:
         )
         for row in rows:
             if row["note"]:
-                print(f"{row['contestant']}: {row['note']}")
+                print(f"{row['method']}: {row['note']}")

@@ -32,6 +32,7 @@ def demo(
     The same text is scored by the model as it is, after explicit fine-tuning, by the fast engine and by the constructed
     simulator. Nothing is downloaded.
     """
+    from tintformer.analysis.plot_style import WITHOUT_FIGURES, has_matplotlib
     from tintformer.bundled import BUNDLED, TEXTS
     from tintformer.learning.text import find_tokenizer
 
@@ -52,6 +53,8 @@ def demo(
             _print(result)
         for result in results:
             print(_in_one_line(result))
+        if places and not has_matplotlib():
+            print(f"the reports are {WITHOUT_FIGURES}")
 
 
 def check_place(directory: Path) -> None:
@@ -137,7 +140,7 @@ def explicit_loss(auxiliary: Auxiliary, ids: Any, num_train: int) -> float:
     """Fine-tuning of all block weights by autograd and SGD, at its own best rate inside the training part."""
     import torch
 
-    from tintformer.benchmarks.explicit import Explicit, block_names
+    from tintformer.benchmarks.baselines import Explicit, block_names
     from tintformer.learning.rate_selection import choose_rate
     from tintformer.rule.learning_rule import LearningRule
 

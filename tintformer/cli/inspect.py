@@ -213,12 +213,10 @@ def open_for_plan(model: str, dtype: str) -> Auxiliary:
 
 def draw_figures(directory: Path, model: str, dtype: str) -> Record:
     """Write the figures of the construction."""
-    try:
-        import matplotlib as _  # noqa: F401 (asked for here, so that its absence is one clear line)
-    except ImportError:
-        raise InputError("figures need matplotlib: pip install matplotlib") from None
     from tintformer.analysis.construction_figures import draw
+    from tintformer.analysis.plot_style import import_matplotlib
 
+    import_matplotlib("figures")
     return {"model": model, "figures": [str(path) for path in draw(open_for_plan(model, dtype), directory)]}
 
 

@@ -94,7 +94,7 @@ def report(
     title = f"{record['model']}, trained on {record['train_tokens']} tokens, evaluated on {record['evaluation_tokens']}"
     print_losses(record, f"{title} tokens")
     print_rate(record)
-    print(f"wrote {path} and {len(record['figures'])} figures beside it")
+    print(f"wrote {path} {_beside(_figures(output))}")
 
 
 def report_record(found: Report) -> dict[str, Any]:
@@ -125,6 +125,12 @@ def report_record(found: Report) -> dict[str, Any]:
 
 
 def _figures(directory: Path) -> list[str]:
-    from tintformer.report.figures import NAMES
+    from tintformer.report.drawing import NAMES
 
     return [str(path) for name in NAMES if (path := directory / f"{name}.png").is_file()]
+
+
+def _beside(figures: list[str]) -> str:
+    from tintformer.analysis.plot_style import WITHOUT_FIGURES, has_matplotlib
+
+    return f"and {len(figures)} figures beside it" if has_matplotlib() else WITHOUT_FIGURES

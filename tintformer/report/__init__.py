@@ -4,6 +4,6 @@
 """
 
 from tintformer.report.collect import Report, collect
-from tintformer.report.write import check_directory, write
+from tintformer.report.page import check_directory, write
 
 __all__ = ["Report", "check_directory", "collect", "write"]

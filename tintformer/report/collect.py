@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,25 +11,28 @@ import torch
 from torch import Tensor
 
 from tintformer.analysis.intervals import standard_error
-from tintformer.analysis.verify.gradients import parameters
+from tintformer.analysis.verify.first_blocks import in_float64
+from tintformer.analysis.verify.gradients import Gradients, compare, parameters, rate_of_share, simulated_gradient
 from tintformer.analysis.verify.lockstep import split_name
+from tintformer.analysis.verify.settings import SHARE
 from tintformer.auxiliary.description import Auxiliary
+from tintformer.console import Progress
+from tintformer.engines.fast import FastEngine
+from tintformer.engines.oracle import OracleEngine
 from tintformer.errors import InputError
 from tintformer.execution.batch import Batch
 from tintformer.execution.output import TintOutput
 from tintformer.learning.rate_selection import RateChoice
 from tintformer.learning.text import Encoded
 from tintformer.learning.tint import Tint
-from tintformer.report.alignment import LIMIT, Cosine, cosines
 from tintformer.report.pieces import Piece, Words, cut
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.rule.trainable import movable
 
 ALTERNATIVES = 5
 """The most likely tokens that are kept of each prediction."""
-
-Progress = Callable[[str, float], None]
-"""Hears what is being done, and the share of the work that is behind it."""
+LIMIT = 150_000_000
+"""Parameters up to which cosines are computed unasked: they take a copy of the model and two gradients in float64."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +76,18 @@ class UpdateNorm:
     """The same, relative to the parameters that moved; None where those were zero."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Cosine:
+    """How a gradient lies to the exact one; None where one of them is zero."""
+
+    layer: int | None
+    """The block; None for all of them and the final norm together."""
+    moved: float | None
+    """Over the parameters that the rule moves."""
+    everything: float | None
+    """Over all parameters, with zeros for those that stand still."""
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Report:
     """What a report shows."""
@@ -101,6 +116,11 @@ class Report:
     @property
     def loss(self) -> float:
         return math.fsum(token.loss for token in self.scored) / len(self.scored)
+
+    @property
+    def change(self) -> float:
+        """Negative where the pass has helped."""
+        return self.loss - self.loss_before
 
     @property
     def standard_error(self) -> float | None:
@@ -206,19 +226,37 @@ def _square(tensor: Tensor) -> float:
     return float(tensor.double().square().sum())
 
 
-def count_parameters(auxiliary: Auxiliary) -> int:
-    """The parameters of the model, a tied head counted once."""
-    return sum(parameter.numel() for parameter in auxiliary.model.parameters())
-
-
 def _no_cosines(auxiliary: Auxiliary, cosine: bool | None) -> str:
     """Why the cosines are left out; empty if they are not."""
     if cosine is False:
         return "It was not asked for (--no-cosine)."
-    size = count_parameters(auxiliary)
+    size = auxiliary.model.num_parameters()
     if cosine is None and size > LIMIT:
         return (
             f"The model has {size / 1e6:.0f} million parameters; above {LIMIT // 10**6} million the exact gradient, "
             "which takes several copies of it in float64, is computed only when asked for (--cosine)."
         )
     return ""
+
+
+def cosines(auxiliary: Auxiliary, rule: LearningRule, batch: Batch) -> tuple[Cosine, ...]:
+    """The whole first, then block by block: the first step of `rule` against autograd in float64, on the same loss."""
+    precise = in_float64(auxiliary)
+    exact = LearningRule.full(learning_rate=1.0, loss=rule.loss)
+    truth = simulated_gradient(precise, exact, batch, OracleEngine(precise, exact))
+    # Rate and steps of the rule do not matter to the direction of its first step.
+    step = replace(rule, steps=1, reduction="sum", learning_rate=rate_of_share(auxiliary, truth, SHARE))
+    found = simulated_gradient(auxiliary, step, batch, FastEngine(auxiliary, step))
+    moving = set(movable(rule, auxiliary))
+    moved = {name for name, weight in parameters(auxiliary) if weight in moving}
+    layers = [None, *range(len(auxiliary.blocks))]
+    return tuple(_cosine(layer, found, truth, moved) for layer in layers)
+
+
+def _cosine(layer: int | None, found: Gradients, truth: Gradients, moved: set[str]) -> Cosine:
+    names = [name for name in truth if layer is None or split_name(name)[0] == layer]
+    some = [name for name in names if name in moved]
+    of_some, of_all = (
+        compare([found[name] for name in each], [truth[name] for name in each]).cosine for each in (some, names)
+    )
+    return Cosine(layer=layer, moved=of_some, everything=of_all)

@@ -1,24 +1,30 @@
-"""The page: one HTML file that needs nothing else. Every string that comes from outside is escaped here."""
+"""`write`: a report as one HTML file that needs nothing else, and a PNG of each figure, all of them or none."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from html import escape
 from importlib.resources import files
-from string import Template
+from pathlib import Path
 from typing import Any
 
-from tintformer.report.captions import alternative_text, captions
-from tintformer.report.collect import Alternative, Report, ScoredToken, count_parameters
-from tintformer.report.figures import Drawing
-from tintformer.report.panels import tidy
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from tintformer.analysis.plot_style import WITHOUT_FIGURES, has_matplotlib
+from tintformer.errors import TintError
+from tintformer.report.collect import Alternative, Report
+from tintformer.report.drawing import NAMES, Drawing, draw, drawable, smoothing_window, tidy, unit_exponent
 from tintformer.report.pieces import SIGNS, Piece, visible
 from tintformer.rule.learning_rule import PRESETS, LearningRule
+from tintformer.storage.whole_files import check_directory as check
+from tintformer.storage.whole_files import whole_files
 from tintformer.version import __version__
 
+PAGE = "report.html"
+FILES = (*(f"{name}.png" for name in NAMES), PAGE)
+"""All that a report can consist of; the page takes its place last."""
 LEVELS = 5
 """Shades in each direction."""
 LISTED = 6
@@ -26,60 +32,74 @@ LISTED = 6
 MINUS = "\N{MINUS SIGN}"
 
 
+def write(report: Report, directory: Path) -> Path:
+    """Write `report.html` and a PNG of each of its figures; returns the page's path.
+
+    The files take their places when all are written: after an error or an interruption the directory is as it was.
+    Where matplotlib is missing, the page has a sentence in the place of each figure.
+    """
+    check_directory(directory)
+    drawings = draw(report) if has_matplotlib() else {}
+    contents = {f"{name}.png": each.png for name, each in drawings.items()}
+    contents[PAGE] = page(report, drawings).encode()
+    try:
+        with whole_files(directory, FILES) as folder:
+            for name, content in contents.items():
+                (folder / name).write_bytes(content)
+    except OSError as error:
+        raise TintError(
+            f"cannot write the report into {directory}: {error.strerror or error}; free disk space or choose another "
+            "directory"
+        ) from error
+    return directory / PAGE
+
+
+def check_directory(directory: Path) -> None:
+    """Refuse a directory that a report cannot be written into, before anything is computed."""
+    check(directory, FILES)
+
+
 def page(report: Report, drawings: Mapping[str, Drawing]) -> str:
-    """The whole page."""
-    limit = colour_limit([token.change for token in report.scored])
-    title = report.auxiliary.name.rstrip("/\\").replace("\\", "/").rpartition("/")[2] or report.auxiliary.name
-    values = {
-        "version": escape(__version__),
-        "title": escape(f"{title}: training inside a forward pass"),
-        "model": escape(title),
-        "lead": escape(_lead(report)),
-        "cards": _cards(report),
-        "facts": "".join(
-            f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>\n" for name, text in facts(report)
-        ),
-        "legend": _legend(limit, report),
-        "text": _text(report, limit),
-        "changes": _changes(report),
-        "figures": _figures(report, drawings),
-        "data": _data(report),
-        "style": _asset("page.css"),
-        "script": _asset("page.js"),
-    }
-    return Template(_asset("page.html")).substitute(values)
+    """The whole page; `drawings` is empty where nothing could be drawn."""
+    # Names of models and the text come from outside: autoescape covers whatever is not marked as ours here.
+    environment = Environment(autoescape=True, trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined)
+    environment.filters |= {"perplexity": perplexity, "signed": signed, "percent": percent}
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    limit = colour_limit(token.change for token in report.scored)
+    words = [visible(piece.text) for piece in report.pieces]
+    ranked = sorted(report.scored, key=lambda token: token.change)
+    name = report.auxiliary.name
+    return environment.from_string(_asset("page.html")).render(
+        version=__version__,
+        model=name.rstrip("/\\").replace("\\", "/").rpartition("/")[2] or name,
+        report=report,
+        scored=report.scored,
+        gained=sum(token.change < 0 for token in report.scored),
+        facts=list(facts(report)),
+        limit=f"{limit:g}",
+        shades=[
+            *(f"better-{level}" for level in range(LEVELS, 0, -1)),
+            "none",
+            *(f"worse-{level}" for level in range(1, LEVELS + 1)),
+        ],
+        tokens=list(_tokens(report, limit)),
+        line_sign=SIGNS["\n"],
+        words=words,
+        changes=[
+            ("Became likelier", [token for token in ranked[:LISTED] if token.change < 0]),
+            ("Became less likely", [token for token in ranked[::-1][:LISTED] if token.change > 0]),
+        ],
+        drawn=bool(drawings),
+        without_figures=WITHOUT_FIGURES,
+        figures=list(_figures(report, drawings)),
+        data=list(_data(report, words)),
+        style=Markup(_asset("page.css")),
+        script=Markup(_asset("page.js")),
+    )
 
 
 def _asset(name: str) -> str:
     return (files("tintformer.report") / name).read_text(encoding="utf-8")
-
-
-# What was done.
-
-
-def _lead(report: Report) -> str:
-    return (
-        f"The pass trained the model on the first {report.train_tokens} tokens of a text, and predicted the other "
-        f"{len(report.scored)} with the weights that it had learnt."
-    )
-
-
-def _cards(report: Report) -> str:
-    before, after = perplexity(report.loss_before), perplexity(report.loss)
-    change = report.loss - report.loss_before
-    error = "" if report.standard_error is None else f"standard error {report.standard_error:.3f}, "
-    gained = sum(token.change < 0 for token in report.scored)
-    cards = (
-        (f'<span class="from">{before} \N{RIGHTWARDS ARROW}</span> {after}', "perplexity of the evaluation part"),
-        (
-            f'<span class="{"better" if change < 0 else "worse"}">{signed(change)}</span>',
-            f"nats per token, {error}n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{len(report.scored)}",
-        ),
-        (f"{gained / len(report.scored):.0%}", f"of the tokens became likelier: {gained} of {len(report.scored)}"),
-    )
-    return "".join(
-        f'<div class="card"><p class="number">{number}</p><small>{text}</small></div>\n' for number, text in cards
-    )
 
 
 def perplexity(loss: float) -> str:
@@ -95,18 +115,26 @@ def signed(value: float) -> str:
     return f"{MINUS if value < 0 else '+'}{abs(value):.3f}"
 
 
-def facts(report: Report) -> Iterable[tuple[str, str]]:
+def percent(loss: float) -> str:
+    """The probability of a token with this loss."""
+    share = 100 * math.exp(-loss)
+    return f"{share:.1f}%" if share >= 9.95 else f"{share:#.2g}%" if share >= 0.01 else "<0.01%"
+
+
+# What was done.
+
+
+def facts(report: Report) -> Iterator[tuple[str, str]]:
     """The identity of what produced the report."""
     import torch
     import transformers
 
     auxiliary = report.auxiliary
-    size = count_parameters(auxiliary)
     yield "Model", f"{auxiliary.name}, {auxiliary.family} in {str(auxiliary.dtype).removeprefix('torch.')}"
     yield (
         "Size",
-        f"{size:,} parameters: {len(auxiliary.blocks)} layers, width {auxiliary.stream_width}, "
-        f"vocabulary {auxiliary.vocabulary_size:,}",
+        f"{auxiliary.model.num_parameters():,} parameters: {len(auxiliary.blocks)} layers, "
+        f"width {auxiliary.stream_width}, vocabulary {auxiliary.vocabulary_size:,}",
     )
     yield "Learning rule", rule_text(report.rule)
     yield "Learning rate", _rate_text(report)
@@ -157,52 +185,35 @@ def shade(change: float, limit: float) -> str:
     return f"{'better' if change < 0 else 'worse'}-{level}" if level else ""
 
 
-def _legend(limit: float, report: Report) -> str:
-    shades = [f"better-{level}" for level in range(LEVELS, 0, -1)] + ["none"]
-    shades += [f"worse-{level}" for level in range(1, LEVELS + 1)]
-    swatches = "".join(f'<i class="{name}"></i>' for name in shades)
-    return (
-        f'<div class="legend"><span class="scale">likelier, {MINUS}{limit:g} nats '
-        f'<span class="swatches" aria-hidden="true">{swatches}</span> +{limit:g} nats, less likely (underlined)</span>'
-        f'<span><span class="trained">trained on</span> {report.train_tokens} tokens, not scored</span></div>'
-    )
-
-
-def _text(report: Report, limit: float) -> str:
+def _tokens(report: Report, limit: float) -> Iterator[dict[str, Any]]:
+    """Every token of the text: its classes, its lines, and its row in the data if it was scored."""
     rows = {token.position: row for row, token in enumerate(report.scored)}
-    spans: list[str] = []
     for position, piece in enumerate(report.pieces):
         row = rows.get(position)
-        classes = ["t"]
-        attributes = f' id="token-{position}"'
-        if position < report.train_tokens:
-            classes.append("trained")
-        if piece.kind != "text":
-            classes.append("tag")
-        if row is not None:
-            classes.append(shade(report.scored[row].change, limit))
-            attributes += f' data-row="{row}" tabindex="{-1 if row else 0}"'
-        spans.append(
-            f'{escape(piece.gap)}<span class="{" ".join(filter(None, classes))}"{attributes}>{_shown(piece)}</span>'
+        classes = (
+            "t",
+            "trained" if position < report.train_tokens else "",
+            "tag" if piece.kind != "text" else "",
+            "" if row is None else shade(report.scored[row].change, limit),
         )
-    return "".join(spans)
+        yield {"gap": piece.gap, "classes": " ".join(filter(None, classes)), "row": row, "lines": _lines(piece)}
 
 
-def _shown(piece: Piece) -> str:
-    """A token inside of the text: line breaks get a sign and stay line breaks."""
+def _lines(piece: Piece) -> list[str]:
+    """A token inside of the text: the page puts a sign at every line break."""
     if piece.kind == "rest":
-        return "\N{MIDLINE HORIZONTAL ELLIPSIS}"
+        return ["\N{MIDLINE HORIZONTAL ELLIPSIS}"]
     if piece.kind == "special":
-        return escape(visible(piece.text)) or "\N{EMPTY SET}"
-    return escape(piece.text).replace("\n", f'<span class="sign">{SIGNS[chr(10)]}</span>\n')
+        return [visible(piece.text) or "\N{EMPTY SET}"]
+    return piece.text.split("\n")
 
 
-def _data(report: Report) -> str:
-    """What a token shows when it is pointed at. No `<` may end the script element that holds it."""
-    rows = [
-        {
+def _data(report: Report, words: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """What a token shows when it is pointed at."""
+    for token in report.scored:
+        yield {
             "position": token.position,
-            "word": visible(report.pieces[token.position].text),
+            "word": words[token.position],
             "loss_before": _rounded(token.loss_before),
             "loss": _rounded(token.loss),
             "probability_before": _rounded(math.exp(-token.loss_before)),
@@ -210,9 +221,6 @@ def _data(report: Report) -> str:
             "top_before": _alternatives(token.top_before),
             "top": _alternatives(token.top),
         }
-        for token in report.scored
-    ]
-    return json.dumps(rows, separators=(",", ":")).replace("<", "\\u003c").replace("&", "\\u0026")
 
 
 def _alternatives(top: Iterable[Alternative]) -> list[Any]:
@@ -223,44 +231,88 @@ def _rounded(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def _changes(report: Report) -> str:
-    ranked = sorted(report.scored, key=lambda token: token.change)
-    gained = [token for token in ranked[:LISTED] if token.change < 0]
-    lost = [token for token in ranked[::-1][:LISTED] if token.change > 0]
-    lists = (("Became likelier", gained), ("Became less likely", lost))
-    return "".join(_list(report, title, tokens) for title, tokens in lists if tokens)
-
-
-def _list(report: Report, title: str, tokens: list[ScoredToken]) -> str:
-    rows = "".join(
-        f'<tr><td><a href="#token-{token.position}"><bdi>{_word(report, token)}</bdi></a></td>'
-        f"<td>{_percent(token.loss_before)}</td><td>{_percent(token.loss)}</td>"
-        f"<td>{signed(token.change)}</td></tr>\n"
-        for token in tokens
-    )
-    heads = "<tr><th>token</th><th>before</th><th>after</th><th>nats</th></tr>"
-    return f"<div><h3>{title}</h3><table>{heads}\n{rows}</table></div>\n"
-
-
-def _word(report: Report, token: ScoredToken) -> str:
-    return escape(visible(report.pieces[token.position].text))
-
-
-def _percent(loss: float) -> str:
-    share = 100 * math.exp(-loss)
-    return f"{share:.1f}%" if share >= 9.95 else f"{share:#.2g}%" if share >= 0.01 else "&lt;0.01%"
-
-
 # The figures.
 
 
-def _figures(report: Report, drawings: Mapping[str, Drawing]) -> str:
-    parts: list[str] = []
+def _figures(report: Report, drawings: Mapping[str, Drawing]) -> Iterator[dict[str, Any]]:
     for name, (title, caption) in captions(report).items():
-        body = ""
+        label = alternative_text(name, report) if name in drawable(report) else ""
         if name in drawings:
-            label = escape(alternative_text(name, report), quote=True)
-            body = f'<div role="img" aria-label="{label}">{drawings[name].svg}</div>'
-        below = f"<figcaption>{escape(caption)}</figcaption>"
-        parts.append(f'<figure id="figure-{name}"><h3>{escape(title)}</h3>\n{body}\n{below}</figure>\n')
-    return "".join(parts)
+            yield {"name": name, "title": title, "caption": caption, "label": label, "svg": Markup(drawings[name].svg)}
+        else:  # a caption also says why there are no numbers; without matplotlib the sentence takes the figure's place
+            yield {"name": name, "title": title, "caption": label or caption, "svg": None}
+
+
+def captions(report: Report) -> dict[str, tuple[str, str]]:
+    """Title and caption by figure, in the order of the page; a figure that is missing is explained."""
+    return {
+        "loss": (
+            "Loss by position",
+            f"Evaluation part, before and after; a moving mean over {smoothing_window(len(report.scored))} tokens. "
+            "Blue between the lines: the pass has helped. Orange: it has harmed.",
+        ),
+        "updates": ("Update norms by layer and matrix", _updates_caption(report)),
+        "cosines": ("Simulated against exact gradient", _cosines_caption(report)),
+        "rates": ("Learning-rate curve", _rates_caption(report)),
+    }
+
+
+def _updates_caption(report: Report) -> str:
+    blocks = [update for update in report.updates if update.layer is not None]
+    others = [update for update in report.updates if update.layer is None]
+    if not blocks:
+        return "Nothing in the blocks has moved."
+    exponent = unit_exponent(blocks)
+    listed = ", ".join(f"{update.matrix} {update.norm:.2g}" for update in others)
+    steps = "1 step" if report.rule.steps == 1 else f"{report.rule.steps} steps"
+    unit = f"in units of 1e{exponent}, " if exponent else ""
+    tail = f" Outside of the blocks: {listed}." if others else ""
+    return f"Norm of the change of each matrix, with its bias, {unit}after {steps}; the shade is its logarithm.{tail}"
+
+
+def _cosines_caption(report: Report) -> str:
+    if not report.cosines:
+        return f"Left out. {report.no_cosines}"
+    whole = report.cosines[0]
+    overall = ", ".join(
+        f"{value:.3f} over {what}"
+        for value, what in ((whole.moved, "the parameters that move"), (whole.everything, "all parameters"))
+        if value is not None
+    )
+    first = "" if report.rule.steps == 1 else " of the first step"
+    return (
+        f"Cosine of the rule's gradient{first} with the one that autograd gives for the same loss in float64. Over the "
+        f"whole model: {overall or 'not defined, for nothing moves'}. Parameters that stand still count as zeros."
+    )
+
+
+def _rates_caption(report: Report) -> str:
+    choice = report.choice
+    if choice is None:
+        return f"There is none: the rate, {tidy(report.rule.learning_rate)}, was given and not searched for."
+    how = "The rate that is used lies at or just below the best." if choice.helps else "No rate helped."
+    return (
+        f"Each rate was tried inside the training part alone: trained on {choice.train_tokens} of its tokens, scored "
+        f"on the last {choice.evaluation_tokens}. {how}"
+    )
+
+
+def alternative_text(name: str, report: Report) -> str:
+    """The figure in a sentence, for those who do not see it."""
+    if name == "loss":
+        return (
+            f"Two lines over positions {report.scored[0].position} to {report.scored[-1].position}; their means are "
+            f"{report.loss_before:.3f} nats before and {report.loss:.3f} after."
+        )
+    if name == "updates":
+        largest = max(report.updates, key=lambda update: update.norm)
+        where = "" if largest.layer is None else f" of layer {largest.layer}"
+        return f"A table of norms; the largest is {largest.norm:.2g}, of {largest.matrix}{where}."
+    if name == "cosines":
+        known = [cosine.moved for cosine in report.cosines[1:] if cosine.moved is not None]
+        if not known:
+            return "Nothing moves, so that no cosine is defined."
+        return f"A line over layers; where parameters move the cosine is {min(known):.3f} to {max(known):.3f}."
+    assert report.choice is not None
+    points = ", ".join(f"{point.loss:.3f} at {tidy(point.rate)}" for point in report.choice.curve)
+    return f"Held-out loss by rate: {points}; chosen: {tidy(report.choice.rate)}."

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
 from tintformer.analysis.intervals import bootstrap, standard_error
-from tintformer.analysis.plot_style import STYLE
+from tintformer.analysis.plot_style import INSTALL, STYLE, has_matplotlib
+from tintformer.errors import TintWarning
 from tintformer.experiments.classification import InContextLearning
 from tintformer.experiments.classification_run import ClassificationResult
 from tintformer.experiments.language import LanguageResult
@@ -190,6 +192,9 @@ def _curve(axes: Any, method: str, points: Sequence[RatePoint]) -> None:
 def _png(count: int, draw: Callable[[Sequence[Any]], None], *, height: float = 3.2) -> bytes:
     """Panels side by side, four a row; nothing where there is nothing to show."""
     if count == 0:
+        return b""
+    if not has_matplotlib():  # not an error: the tables took hours and can be written
+        warnings.warn(f"no figures: they need matplotlib; install it with {INSTALL}", TintWarning, stacklevel=2)
         return b""
     import matplotlib
     from matplotlib.figure import Figure

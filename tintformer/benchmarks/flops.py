@@ -1,4 +1,4 @@
-"""How many multiply-adds the products of a contestant need, read off the description of the model.
+"""How many multiply-adds the products of a method need, read off the description of the model.
 
 Counted are the linears, the attention (half of each square of scores: it is causal) and the head; everything else is
 too little to matter. All blocks learn. P is the number of tokens that are trained on, T of those that are predicted.
@@ -14,12 +14,12 @@ from tintformer.rule.learning_rule import LearningRule
 from tintformer.rule.trainable import moving
 
 
-class Work:
+class MultiplyAdds:
     """Counts for one sequence of one model under one rule."""
 
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule):
         self.auxiliary, self.rule = auxiliary, rule
-        self.linears = [op for op in _linears(auxiliary)]
+        self.linears = list(_linears(auxiliary))
         self.head = auxiliary.head.weight.source.numel()
 
     def forward(self, tokens: int, logits: int) -> int:

@@ -1,27 +1,96 @@
-"""What each figure of a report shows."""
+"""The figures of a report: what each shows, drawn once, as SVG with the page's colours and as PNG on white."""
 
 from __future__ import annotations
 
+import io
 import math
+import re
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from tintformer.analysis.plot_style import BETTER, FAINT, INK, MUTED, WORSE
-from tintformer.learning.rate_selection import CLEARLY_WORSE, RateChoice
+from tintformer.analysis.plot_style import BETTER, FAINT, INK, MUTED, STYLE, VARIABLES, WORSE, import_matplotlib
+from tintformer.learning.rate_selection import CLEARLY_WORSE
 from tintformer.report.collect import Report, UpdateNorm
 
-ORDER = (
-    "attention_norm",
-    "query",
-    "query_norm",
-    "key",
-    "key_norm",
-    "value",
-    "output",
-    "mlp_norm",
-    "gate",
-    "up",
-    "down",
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAMES = ("loss", "updates", "cosines", "rates")
+WIDTH, HEIGHT = 4.1, 2.75
+"""Inches. Narrow, so that its letters can be read on a phone; on a desk two stand side by side."""
+ROW = 0.21
+"""Inches of a row of the table of updates."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """One figure in both forms."""
+
+    svg: str
+    """An element for the page."""
+    png: bytes
+
+
+def draw(report: Report) -> dict[str, Drawing]:
+    """All figures for which the report has numbers, by name; the same bytes on every run."""
+    matplotlib = import_matplotlib("the figures of a report")
+    drawings: dict[str, Drawing] = {}
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        for name in drawable(report):
+            figure = _figure(name, report)
+            drawings[name] = Drawing(svg=_svg(figure, name), png=_png(figure))
+    return drawings
+
+
+def drawable(report: Report) -> list[str]:
+    """The figures for which the report has numbers."""
+    there = {
+        "loss": True,
+        "updates": bool(update_rows(report)),
+        "cosines": bool(report.cosines),
+        "rates": report.choice is not None,
+    }
+    return [name for name in NAMES if there[name]]
+
+
+def _figure(name: str, report: Report) -> Figure:
+    from matplotlib.figure import Figure
+
+    panels = {"loss": loss_panel, "updates": update_panel, "cosines": cosine_panel, "rates": rate_panel}
+    height = HEIGHT if name != "updates" else 0.75 + ROW * max(6, len(update_rows(report)))
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    panels[name](figure.subplots(), report)
+    return figure
+
+
+def _png(figure: Figure) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=200, facecolor="white", metadata={"Software": None})
+    return file.getvalue()
+
+
+def _svg(figure: Figure, name: str) -> str:
+    file = io.BytesIO()
+    figure.savefig(file, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    return themed(file.getvalue().decode(), name)
+
+
+def themed(svg: str, name: str) -> str:
+    """An SVG file of matplotlib as an element: sized and coloured by the page, with names of its own."""
+    svg = svg[svg.index("<svg") :].strip()
+    svg = re.sub(r"<(metadata|style)\b.*?</\1>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'^<svg\b.*?viewBox="([^"]*)".*?>', r'<svg viewBox="\1" aria-hidden="true">', svg, count=1, flags=re.S)
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg).replace("xlink:href", "href")
+    for colour, variable in VARIABLES.items():
+        svg = svg.replace(colour.lower(), f"var(--{variable})")
+    return "\n".join(line.strip() for line in svg.split("\n") if line.strip())
+
+
+ORDER = tuple(
+    ["attention_norm", "query", "query_norm", "key", "key_norm", "value", "output", "mlp_norm", "gate", "up", "down"]
 )
 """Columns of the table of updates; others follow."""
 DARKEST = 0.6
@@ -70,7 +139,9 @@ def update_panel(panel: Any, report: Report) -> None:
     """A table, blocks by matrices: the norm of each update, and a shade by its logarithm."""
     layers = update_rows(report)
     cells = [update for update in report.updates if update.layer is not None]
-    columns = sorted({cell.matrix for cell in cells}, key=lambda name: (_place(name), name))
+    columns = sorted(
+        {cell.matrix for cell in cells}, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name)
+    )
     exponent = unit_exponent(cells)
     norms = [cell.norm for cell in cells if cell.norm > 0]
     low, high = (math.log(min(norms)), math.log(max(norms))) if norms else (0.0, 0.0)
@@ -88,10 +159,6 @@ def update_panel(panel: Any, report: Report) -> None:
     panel.xaxis.tick_top()
     panel.spines[:].set_visible(False)
     panel.set_ylabel("layer")
-
-
-def _place(matrix: str) -> int:
-    return ORDER.index(matrix) if matrix in ORDER else len(ORDER)
 
 
 def unit_exponent(updates: Sequence[UpdateNorm]) -> int:
@@ -127,8 +194,10 @@ def _or_nan(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def rate_panel(panel: Any, choice: RateChoice) -> None:
+def rate_panel(panel: Any, report: Report) -> None:
     """Held-out loss by rate; what is far above the untrained loss, or diverged, is a mark at the upper edge."""
+    choice = report.choice
+    assert choice is not None
     untrained, *points = choice.curve
     top = untrained.loss + 1.2 * CLEARLY_WORSE
     inside = [point for point in points if point.loss <= top]
@@ -141,9 +210,8 @@ def rate_panel(panel: Any, choice: RateChoice) -> None:
         [point.rate for point in inside], [point.loss for point in inside], color=BETTER, lw=1.6, marker="o", ms=4
     )
     if outside:
-        edge = [top] * len(outside)
-        label = "far worse"
-        panel.plot([each.rate for each in outside], edge, color=WORSE, ls="", marker="^", ms=5, label=label)
+        rates = [point.rate for point in outside]
+        panel.plot(rates, [top] * len(rates), color=WORSE, ls="", marker="^", ms=5, label="far worse")
     chosen = next(point for point in points if point.rate == choice.rate)
     panel.plot(
         [chosen.rate], [min(chosen.loss, top)], ls="", marker="o", ms=10, mfc="none", mec=INK, mew=1.3, label="chosen"
@@ -165,12 +233,5 @@ def tidy(rate: float) -> str:
 
 
 def _legend_above(panel: Any) -> None:
-    panel.legend(
-        loc="lower left",
-        bbox_to_anchor=(0, 1.0),
-        ncols=3,
-        columnspacing=1.2,
-        borderaxespad=0.2,
-        handlelength=1.6,
-        fontsize=8,
-    )
+    place = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "borderaxespad": 0.2}
+    panel.legend(**place, ncols=3, columnspacing=1.2, handlelength=1.6, fontsize=8)

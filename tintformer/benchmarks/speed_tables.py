@@ -1,4 +1,4 @@
-"""What people see of the records: rows of a table, a Markdown page and a figure, written whole or not at all."""
+"""What people see of the records of `tint bench`: rows of a table, a Markdown page and a figure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tintformer.benchmarks.settings import BenchError
+from tintformer.analysis.plot_style import import_matplotlib
+from tintformer.benchmarks.cases import BenchError
+from tintformer.benchmarks.results import markdown_table
 from tintformer.storage.whole_files import whole_file
 
 Records = Sequence[dict[str, Any]]
+
+COLOURS = {
+    "forward": "#999999",
+    "explicit_rule": "#56B4E9",
+    "explicit_block": "#0072B2",
+    "explicit_all": "#CC79A7",
+    "vmap": "#E69F00",
+    "repeat": "#D55E00",
+    "fast": "#009E73",
+    "fast_dual": "#F0E442",
+    "fast_materialised": "#B8A500",
+    "fast_float32": "#000000",
+}
+"""Okabe and Ito's colours, which colour-blind people can tell apart, and two of their shades."""
+
+TOP = 5.0
+"""Bars end here; the training repeated for every input is two orders of magnitude away from the rest."""
 
 
 def table_rows(records: Records) -> list[dict[str, Any]]:
@@ -19,7 +38,7 @@ def table_rows(records: Records) -> list[dict[str, Any]]:
         {
             "model": record["model"],
             "case": record["case"],
-            "contestant": record["contestant"],
+            "method": record["method"],
             "seconds": _text(record["seconds"], "{:.4g}"),
             "/ fast": _text(record["ratio_to_fast"], "{:.2f}"),
             "/ forward": _text(record["ratio_to_forward"], "{:.2f}"),
@@ -46,15 +65,11 @@ def markdown(records: Records) -> str:
     """The table as a page, with its setting and its legend."""
     rows = table_rows(records)
     lines = ["# Speed", "", setting_line(records[0]), "", *_legend(records), ""]
-    lines += ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
-    lines += ["| " + " | ".join(row.values()) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + markdown_table(rows)
 
 
 def save(records: Records, directory: Path) -> None:
     """Write speed.json, speed.md and speed.png; each under another name first, so that none is ever half there."""
-    from tintformer.benchmarks.figure import draw
-
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with whole_file(directory / "speed.json") as path:
@@ -69,10 +84,7 @@ def save(records: Records, directory: Path) -> None:
 
 def check_output(directory: Path) -> None:
     """Fail before measuring if the results could not be written after it."""
-    try:
-        import matplotlib  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    except ImportError as error:
-        raise BenchError("--output draws a figure and needs matplotlib: pip install matplotlib") from error
+    import_matplotlib("the figures of --output")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -93,9 +105,49 @@ def _legend(records: Records) -> list[str]:
 
 def _note(record: dict[str, Any]) -> str:
     error = record["relative_error"]
-    found = "" if error is None or record["contestant"] == "fast_float32" else f"error to float32 {error:.1e}"
+    found = "" if error is None or record["method"] == "fast_float32" else f"error to float32 {error:.1e}"
     return "; ".join(filter(None, (record["note"], found)))
 
 
 def _text(value: float | None, pattern: str, factor: float = 1.0) -> str:
     return "" if value is None else pattern.format(value * factor)
+
+
+def draw(records: Records, path: Path) -> None:
+    """Write the figure as PNG; what was not measured, or has nothing to be compared with, is left out."""
+    from matplotlib.figure import Figure
+
+    shown = [record for record in records if record["ratio_to_fast"] is not None]
+    models = list(dict.fromkeys(record["model"] for record in shown)) or [""]
+    figure = Figure(figsize=(9, 3.4 * len(models)), layout="constrained")
+    panels = figure.subplots(len(models), 1, squeeze=False)[:, 0]
+    for panel, model in zip(panels, models, strict=True):
+        _panel(panel, [record for record in shown if record["model"] == model])
+        panel.set_title(model, loc="left")
+    handles = {
+        label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles.keys(), loc="outside right upper", frameon=False)
+    figure.savefig(path, format="png", dpi=150)
+
+
+def _panel(panel: Any, records: Records) -> None:
+    cases = list(dict.fromkeys(record["case"] for record in records))
+    names = [name for name in COLOURS if any(record["method"] == name for record in records)]
+    left = 0.0
+    ticks: list[float] = []
+    for case in cases:
+        here = {record["method"]: record["ratio_to_fast"] for record in records if record["case"] == case}
+        present = [name for name in names if name in here]
+        for place, name in enumerate(present):
+            height = min(here[name], TOP)
+            panel.bar(left + place, height, width=0.9, color=COLOURS[name], label=name)
+            mark = "" if here[name] <= TOP else " \N{UPWARDS ARROW}"
+            panel.text(left + place, height, f"{here[name]:.3g}{mark}", ha="center", va="bottom", fontsize=7)
+        ticks.append(left + (len(present) - 1) / 2)
+        left += len(present) + 1
+    panel.set_xticks(ticks, cases)
+    panel.axhline(1, color="black", linewidth=0.8)
+    panel.set_ylabel("time / fast")
+    panel.margins(y=0.1)
+    panel.spines[["top", "right"]].set_visible(False)

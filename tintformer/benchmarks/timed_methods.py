@@ -1,0 +1,235 @@
+"""The methods that `tint bench` times: the engine, what it is measured against, and who takes part in which case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tintformer.auxiliary.description import Auxiliary
+from tintformer.benchmarks.baselines import Explicit, PerSample, all_names, block_names, rule_names
+from tintformer.benchmarks.cases import Case, FewShotCase, SequenceCase, Settings, make_model, random_tokens
+from tintformer.benchmarks.flops import MultiplyAdds
+from tintformer.errors import TintError
+from tintformer.learning.tint import Tint
+from tintformer.rule.learning_rule import LearningRule
+from tintformer.simulator.simulator import Simulator
+from tintformer.storage.loading import load
+
+VMAP_LIMIT = 6 * 10**9
+"""Bytes of per-sequence gradients above which vmap is not tried; it holds about three times as much at once."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Setup:
+    """What all methods share on one model."""
+
+    auxiliary: Auxiliary
+    rule: LearningRule
+    engine: str
+    seed: int
+
+    @classmethod
+    def of(cls, settings: Settings, model: str) -> Setup:
+        """Make the model."""
+        auxiliary = load(make_model(model, getattr(torch, settings.dtype), seed=settings.seed))
+        rule = LearningRule(learning_rate=settings.learning_rate)
+        return cls(auxiliary=auxiliary, rule=rule, engine=settings.engine, seed=settings.seed)
+
+    @property
+    def model(self) -> Any:
+        return self.auxiliary.model
+
+    @cached_property
+    def count(self) -> MultiplyAdds:
+        return MultiplyAdds(self.auxiliary, self.rule)
+
+    def tokens(self, rows: int, length: int) -> Tensor:
+        return random_tokens((rows, length), self.auxiliary.vocabulary_size, seed=self.seed)
+
+    def tint(self, **knobs: Any) -> Tint:
+        """The engine under test; `knobs` are those of `Tint`."""
+        return Tint(self.auxiliary, self.rule, engine=self.engine, **knobs)
+
+    def tint_float32(self) -> Tint:
+        """The engine in float32 on the same weights, as they stand in the lower precision."""
+        return Tint(load(deepcopy(self.model).float()), self.rule, engine=self.engine)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TimedMethod:
+    """One way of doing a case, ready to run."""
+
+    run: Callable[[], Tensor | None]
+    """Do it; returns the losses of the evaluated tokens, row by row, or None where nothing is predicted."""
+    multiply_adds: int
+    """What the necessary products of the whole case need; see `flops`."""
+    scale: float = 1.0
+    """The whole case over what `run` does of it."""
+    note: str = ""
+
+
+class Skip(TintError):
+    """A method that cannot take part; the message says why."""
+
+
+def _forward(setup: Setup, batches: Sequence[Tensor]) -> TimedMethod:
+    """A plain forward pass of the Hugging Face model: nothing is learnt."""
+
+    @torch.inference_mode()
+    def run() -> None:
+        for rows in batches:
+            setup.model(rows, use_cache=False)
+
+    length = batches[0].shape[1]
+    return TimedMethod(run=run, multiply_adds=sum(map(len, batches)) * setup.count.forward(length, length))
+
+
+# Sequences: each learns on its own and is restored.
+
+
+def _sequences(setup: Setup, case: SequenceCase) -> Tensor:
+    return setup.tokens(case.batch, case.tokens)
+
+
+def _explicit_sequences(setup: Setup, case: SequenceCase, names: list[str], vmap: bool = False) -> TimedMethod:
+    ids, rate = _sequences(setup, case), setup.rule.learning_rate
+    tuner = PerSample(setup.model, names, rate) if vmap else Explicit(setup.model, names, rate)
+    if isinstance(tuner, PerSample) and (size := tuner.copies_bytes(case.batch)) > VMAP_LIMIT:
+        raise Skip(f"its gradients alone take {size / 1e9:.1f} GB, above the limit of {VMAP_LIMIT / 1e9:.0f} GB")
+    work = setup.count.explicit_training(case.num_train, names) + setup.count.forward(case.tokens, case.tokens)
+    return TimedMethod(
+        run=lambda: tuner.tune_each(ids, case.num_train),
+        multiply_adds=case.batch * work,
+        note="eager attention" if vmap else "",
+    )
+
+
+def _pass(setup: Setup, case: SequenceCase, tint: Tint, note: str = "") -> TimedMethod:
+    ids = _sequences(setup, case)
+    train_mask = (torch.arange(case.tokens) < case.num_train).expand(case.batch, -1)
+
+    def run() -> Tensor:
+        out = tint(ids, train_mask=train_mask, logits="none")
+        return out.token_loss[out.evaluation_mask]
+
+    work = case.batch * setup.count.engine(case.num_train, case.tokens)
+    return TimedMethod(run=run, multiply_adds=work, note=note)
+
+
+def _simulator(setup: Setup, case: SequenceCase, **construction: Any) -> TimedMethod:
+    tint = Tint(setup.auxiliary, setup.rule, engine="simulator", **construction)
+    assert isinstance(tint.engine, Simulator)
+    return _pass(setup, case, tint, f"{tint.engine.num_structural:,} constructed parameters")
+
+
+SEQUENCE_METHODS: dict[str, Callable[[Setup, SequenceCase], TimedMethod]] = {
+    "forward": lambda setup, case: _forward(setup, [_sequences(setup, case)]),
+    # Explicit fine-tuning of exactly what the rule moves; of the blocks and the final norm; of everything.
+    "explicit_rule": lambda setup, case: _explicit_sequences(setup, case, rule_names(setup.auxiliary, setup.rule)),
+    "explicit_block": lambda setup, case: _explicit_sequences(setup, case, block_names(setup.auxiliary)),
+    "explicit_all": lambda setup, case: _explicit_sequences(setup, case, all_names(setup.auxiliary)),
+    # What the rule moves, for the whole batch at once.
+    "vmap": lambda setup, case: _explicit_sequences(setup, case, rule_names(setup.auxiliary, setup.rule), vmap=True),
+    "fast": lambda setup, case: _pass(setup, case, setup.tint()),
+    "fast_dual": lambda setup, case: _pass(setup, case, setup.tint(dual=True)),
+    "fast_materialised": lambda setup, case: _pass(setup, case, setup.tint(dual=False)),
+    "fast_float32": lambda setup, case: _pass(setup, case, setup.tint_float32()),
+    "simulator": _simulator,
+    "simulator_paper": partial(_simulator, layout="paper", tie_blocks=False),
+}
+
+
+# Few shots: learn from the examples once (or again and again), score many inputs.
+
+
+def _examples_and_inputs(setup: Setup, case: FewShotCase) -> tuple[Tensor, Tensor]:
+    ids = setup.tokens(case.num_examples + case.num_inputs, case.tokens)
+    return ids[: case.num_examples], ids[case.num_examples :]
+
+
+def _forward_few_shot(setup: Setup, case: FewShotCase) -> TimedMethod:
+    examples, inputs = _examples_and_inputs(setup, case)
+    return _forward(setup, [examples, *inputs.split(case.score_batch)])
+
+
+def _explicit_few_shot(setup: Setup, case: FewShotCase, names: list[str]) -> TimedMethod:
+    examples, inputs = _examples_and_inputs(setup, case)
+    tuner = Explicit(setup.model, names, setup.rule.learning_rate)
+    training = case.num_examples * setup.count.explicit_training(case.tokens, names)
+    return TimedMethod(
+        run=lambda: tuner.tune_once(examples, inputs, case.score_batch),
+        multiply_adds=training + case.num_inputs * setup.count.forward(case.tokens, case.tokens),
+    )
+
+
+def _adapt(setup: Setup, case: FewShotCase, tint: Tint, *, once: bool = True) -> TimedMethod:
+    """Adapt once and score in batches; or repeat the training for every test input, as a simulator must."""
+    examples, inputs = _examples_and_inputs(setup, case)
+    repeated = min(case.num_repeated, case.num_inputs)
+
+    def run() -> Tensor:
+        tuned = tint.adapt(examples)
+        losses = [tuned.score(rows).token_loss[:, 1:].flatten() for rows in inputs.split(case.score_batch)]
+        return torch.cat(losses)
+
+    def run_again_and_again() -> Tensor:
+        rows = inputs[:repeated].split(1)
+        return torch.cat([tint.adapt(examples).score(row).token_loss[:, 1:].flatten() for row in rows])
+
+    training = case.num_examples * (setup.count.training(case.tokens - 1) + setup.count.update(case.tokens - 1))
+    scoring = case.num_inputs * setup.count.forward(case.tokens, case.tokens - 1)
+    if once:
+        return TimedMethod(run=run, multiply_adds=training + scoring)
+    return TimedMethod(
+        run=run_again_and_again,
+        multiply_adds=case.num_inputs * training + scoring,
+        scale=case.num_inputs / repeated,
+        note=f"measured on {repeated} of {case.num_inputs} inputs, scaled",
+    )
+
+
+FEW_SHOT_METHODS: dict[str, Callable[[Setup, FewShotCase], TimedMethod]] = {
+    "forward": _forward_few_shot,
+    "explicit_rule": lambda setup, case: _explicit_few_shot(setup, case, rule_names(setup.auxiliary, setup.rule)),
+    "explicit_block": lambda setup, case: _explicit_few_shot(setup, case, block_names(setup.auxiliary)),
+    "explicit_all": lambda setup, case: _explicit_few_shot(setup, case, all_names(setup.auxiliary)),
+    "repeat": lambda setup, case: _adapt(setup, case, setup.tint(), once=False),
+    "fast": lambda setup, case: _adapt(setup, case, setup.tint()),
+    "fast_float32": lambda setup, case: _adapt(setup, case, setup.tint_float32()),
+}
+
+
+# Who takes part.
+
+METHODS = tuple(dict.fromkeys((*SEQUENCE_METHODS, *FEW_SHOT_METHODS)))
+FORMS = ("fast_dual", "fast_materialised")
+SIMULATORS = ("simulator", "simulator_paper")
+"""Only where a case or the user names them: many times slower, and about other questions."""
+LOWER = ("forward", "explicit_block", "repeat", "fast", "fast_float32")
+"""In half precision unless others are named: the question there is what the precision brings."""
+
+
+def methods_of(case: Case, settings: Settings) -> list[str]:
+    """The methods of a case: those that are named, or those that suit the dtype and the options."""
+    table = SEQUENCE_METHODS if isinstance(case, SequenceCase) else FEW_SHOT_METHODS
+    suiting = [name for name in table if case.methods is None or name in case.methods]
+    if settings.methods:
+        return [name for name in suiting if name in settings.methods]
+    suiting = [name for name in suiting if settings.forms or name not in FORMS]
+    suiting = [name for name in suiting if case.methods is not None or name not in SIMULATORS]
+    if settings.dtype == "bfloat16":
+        return [name for name in suiting if name in (*LOWER, *FORMS)]
+    return [name for name in suiting if name != "fast_float32"]
+
+
+def prepare(name: str, setup: Setup, case: Case) -> TimedMethod:
+    """Make a method ready to run; raises `Skip` with the reason where it cannot take part."""
+    if isinstance(case, SequenceCase):
+        return SEQUENCE_METHODS[name](setup, case)
+    return FEW_SHOT_METHODS[name](setup, case)
