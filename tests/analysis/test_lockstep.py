@@ -154,7 +154,7 @@ def test_gradients_that_may_be_differences_are_marked() -> None:
 
 class GarbageInPadding(TensorExecutor):
     def plain(self, stream: Tensor) -> Tensor:
-        return stream.masked_fill(~self.batch.attended[..., None], 7.0)
+        return stream.masked_fill(~self.batch.attention_mask[..., None], 7.0)
 
 
 def test_padding_is_not_compared() -> None:

@@ -133,11 +133,11 @@ def test_recorded_gradients_are_autograds() -> None:
     model, seen = make_model("gpt2"), {}
     module = model.transformer.h[0].mlp.c_proj
     handle = module.register_forward_hook(lambda module, args, output: seen.update(x=args[0], y=output))
-    row = batch.attended[0]
+    row = batch.attention_mask[0]
     logits = model(batch.input_ids[:1]).logits
     handle.remove()
     loss = torch.nn.functional.cross_entropy(
-        logits[batch.scored[:1]], batch.targets[:1][batch.scored[:1]], reduction="sum"
+        logits[batch.train_positions[:1]], batch.targets[:1][batch.train_positions[:1]], reduction="sum"
     )
     (expected,) = torch.autograd.grad(loss, seen["y"])
     (found,) = [each for each in seen_ops(recorder) if each.op.name == "blocks.0.down"]

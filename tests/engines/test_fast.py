@@ -89,7 +89,12 @@ def test_chunks_change_nothing(name: str, rule: str) -> None:
         executor = FastExecutor(auxiliary, learn, batch, budget=budget)
         with torch.no_grad():
             x = walk.train_in_the_pass(executor, auxiliary, learn)
-            results.append((x[batch.attended], executor.losses(x[batch.evaluates], batch.targets[batch.evaluates])))
+            results.append(
+                (
+                    x[batch.attention_mask],
+                    executor.losses(x[batch.evaluation_positions], batch.targets[batch.evaluation_positions]),
+                )
+            )
     for small, large in zip(*results, strict=True):
         torch.testing.assert_close(small, large, rtol=0, atol=1e-11)
 

@@ -126,7 +126,7 @@ def watched(simulator: Any, batch: dict[str, Any], monkeypatch: pytest.MonkeyPat
     prepared = Batch.of(simulator.auxiliary, batch["input_ids"], **given)
     for name in ("targets", "scored", "evaluates", "positions"):
         getattr(prepared, name)
-    everywhere = torch.ones_like(prepared.evaluates)
+    everywhere = torch.ones_like(prepared.evaluation_positions)
     with watch:
         simulator.run(prepared, logits_at=everywhere, before=False)
     assert watch.depth == 0

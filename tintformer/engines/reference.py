@@ -101,7 +101,7 @@ class TensorExecutor:
     def loss_gradient(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         weight, bias = self.value(self.auxiliary.head.weight), self.value(self.auxiliary.head.bias)
         batch, mean = self.batch.on(x.device), self.rule.reduction == "mean"
-        return head.loss_gradient(x, weight, bias, batch.targets, batch.scored, loss=self.rule.loss, mean=mean)
+        return head.loss_gradient(x, weight, bias, batch.targets, batch.train_positions, loss=self.rule.loss, mean=mean)
 
     def move(self, x: Tensor, device: torch.device) -> Tensor:
         return x.to(device)

@@ -55,7 +55,7 @@ class Continuation(ABC):
     @property
     def seen(self) -> Bool[Tensor, "B T"]:
         """The attention mask of all tokens read so far."""
-        return self.batch.attended
+        return self.batch.attention_mask
 
     @abstractmethod
     def _read(self, batch: Batch, memory: Memory, start: int) -> Float[Tensor, "B n D"]:

@@ -20,7 +20,7 @@ class Predictions:
     """What a model says of a batch: the loss of every evaluation token, and logits where they were asked for."""
 
     losses: Float[Tensor, " evaluated"]
-    """Negative log-likelihoods in nats, in row-major order of `Batch.evaluates`."""
+    """Negative log-likelihoods in nats, in row-major order of `Batch.evaluation_positions`."""
     logits: Float[Tensor, "positions V"] | None
     """In row-major order of the positions asked for."""
 
@@ -52,9 +52,9 @@ def predict(
 ) -> Predictions:
     """Predictions from the stream at the head's input; `head` turns rows of it into logits."""
     home, batch = batch.input_ids.device, batch.on(x.device)
-    at = batch.evaluates if logits_at is None else logits_at.to(batch.evaluates.device)
+    at = batch.evaluation_positions if logits_at is None else logits_at.to(batch.evaluation_positions.device)
     logits = head(x[at])
-    losses = token_loss(logits[batch.evaluates[at]], batch.targets[batch.evaluates])
+    losses = token_loss(logits[batch.evaluation_positions[at]], batch.targets[batch.evaluation_positions])
     return Predictions(losses=losses.to(home), logits=None if logits_at is None else logits.to(home))
 
 

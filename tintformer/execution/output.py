@@ -21,7 +21,9 @@ def positions_of(logits: Logits, batch: Batch) -> Bool[Tensor, "B T"] | None:
     """The positions whose logits are asked for; None for none."""
     if logits not in get_args(Logits):
         raise InputError(f"logits={logits!r} is unknown; choose one of {', '.join(get_args(Logits))}")
-    return {"all": torch.ones_like(batch.evaluates), "evaluation": batch.evaluates, "none": None}[logits]
+    return {"all": torch.ones_like(batch.evaluation_positions), "evaluation": batch.evaluation_positions, "none": None}[
+        logits
+    ]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -124,7 +124,7 @@ def _examples(batch: Batch, rows: Iterable[int]) -> Iterator[_Examples]:
     from tintformer.execution.batch import SHARED
 
     for row in rows:
-        attended, segments, unused = batch.attended[row], batch.segments[row], batch.scored[row]
+        attended, segments, unused = batch.attention_mask[row], batch.segment_ids[row], batch.train_positions[row]
         shared = attended & (segments == SHARED)
         for segment in segments[attended & ~shared].unique().tolist() or [SHARED]:
             visible = shared | attended & (segments == segment)

@@ -112,7 +112,7 @@ class Simulator(nn.Module, Watchable):
         """Train every sequence on its own and read it; `remember` keeps what it takes to go on."""
         memory = Memory() if remember else None
         executor = SimulatorExecutor(self, batch, memory=memory)
-        learn = bool(batch.scored.any())
+        learn = bool(batch.train_positions.any())
         observed = self.hooks.observed(executor, "below" if learn else "after")
         x = walk.learn_and_read(observed, self.auxiliary, self.rule, learn=learn)
         return SimulatorContinuation(executor, memory, self._checked(x.data[:, 0]))

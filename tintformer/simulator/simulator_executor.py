@@ -169,7 +169,7 @@ class SimulatorExecutor:
     @cached_property
     def lesson(self) -> Lesson:
         batch, num = self.batch, self.num_training
-        scored = batch.scored[:, :num]
+        scored = batch.train_positions[:, :num]
         weight = scored.to(self.simulator.dtype)
         if self.simulator.rule.reduction == "mean":
             weight = weight / scored.sum(-1, keepdim=True).clamp(min=1)

@@ -180,11 +180,11 @@ def _sequences(batch: int, tokens: int, train: int) -> Batch:
     trained = (torch.arange(tokens) < train).expand(batch, -1)
     return Batch(
         input_ids=ids,
-        attended=everywhere,
-        segments=torch.zeros_like(ids),
-        train=trained,
-        loss=everywhere,
-        evaluate=~trained,
+        attention_mask=everywhere,
+        segment_ids=torch.zeros_like(ids),
+        train_mask=trained,
+        loss_mask=everywhere,
+        score_mask=~trained,
     )
 
 

@@ -151,7 +151,7 @@ class Lockstep(Generic[X]):
         """Compare, then go on from the reference's numbers."""
         seen = self.other.plain(other)
         kept = plain[:, : seen.shape[1]]
-        attended = self.batch.attended[:, : seen.shape[1]]
+        attended = self.batch.attention_mask[:, : seen.shape[1]]
         self._record(name, phase, difference(seen[attended], kept[attended]), inexact)
         return Both(plain, self.other.stream(kept, other))
 

@@ -44,7 +44,7 @@ class FastEngine:
         """Train every sequence on its own and read it; `remember` keeps what it takes to go on."""
         memory = Memory() if remember else None
         executor = FastExecutor(self.auxiliary, self.rule, batch, dual=self.dual, memory=memory)
-        learn = bool(batch.scored.any())
+        learn = bool(batch.train_positions.any())
         observed = self.hooks.observed(executor, "below" if learn else "after")
         x = walk.learn_and_read(observed, self.auxiliary, self.rule, learn=learn)
         executor.check(x)
@@ -89,7 +89,7 @@ def predictions(
     if logits_at is not None:
         return predict(batch, x, logits_at, executor.logits)
     here = batch.on(x.device)
-    losses = executor.losses(x[here.evaluates], here.targets[here.evaluates])
+    losses = executor.losses(x[here.evaluation_positions], here.targets[here.evaluation_positions])
     return Predictions(losses=losses.to(batch.input_ids.device), logits=None)
 
 

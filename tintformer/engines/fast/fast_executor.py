@@ -192,7 +192,7 @@ class FastExecutor:
 
     def _factors(self, x: Tensor, gradient: Tensor) -> Factors:
         if self.pooled:
-            kept = self.batch.on(x.device).attended[:, : x.shape[1]]
+            kept = self.batch.on(x.device).attention_mask[:, : x.shape[1]]
             x, gradient = x[kept][None], gradient[kept][None]
         return Factors(x, gradient, self.rule.learning_rate)
 
@@ -202,7 +202,7 @@ class FastExecutor:
             dual = self.dual
             outputs, inputs = op.weight.read().shape
             if self.pooled:  # used again and again: what takes less room is also what reads faster
-                rank = self.rule.steps * int(self.batch.attended[:, : self.batch.num_reached].sum())
+                rank = self.rule.steps * int(self.batch.attention_mask[:, : self.batch.num_reached].sum())
                 dual = cost.smaller_as_factors(inputs, outputs, rank)
             elif dual is None:
                 tokens, steps = self.batch.input_ids.shape[1], self.rule.steps
@@ -317,7 +317,7 @@ class FastExecutor:
         self.check(x)
         self.step += 1
         batch = self.batch.on(x.device)
-        scored = batch.scored[:, : x.shape[1]]
+        scored = batch.train_positions[:, : x.shape[1]]
         rows, targets = x[scored], batch.targets[:, : x.shape[1]][scored]
         gradients = torch.empty_like(rows)
         for part in self._chunks(len(rows)):

@@ -67,9 +67,9 @@ class OracleEngine:
     def _predictions(
         self, values: list[dict[str, Tensor]], rows: list[list[Sequence]], batch: Batch, logits_at: Tensor | None
     ) -> Predictions:
-        at = batch.evaluates if logits_at is None else logits_at
+        at = batch.evaluation_positions if logits_at is None else logits_at
         logits = torch.cat([self._predict(*pair, at[i]) for i, pair in enumerate(zip(values, rows, strict=True))])
-        evaluated = batch.evaluates
+        evaluated = batch.evaluation_positions
         losses = -logits[evaluated[at]].log_softmax(-1).gather(1, batch.targets[evaluated][:, None])[:, 0]
         return Predictions(losses=losses, logits=None if logits_at is None else logits)
 
@@ -177,7 +177,7 @@ class OracleEngine:
 def _refuse_shared_tokens(batch: Batch, rows: list[list[Sequence]]) -> None:
     """A shared token has one gradient, the sum over its segments; run apart, a difference would be taken of each."""
     for row, sequences in enumerate(rows):
-        if len(sequences) > 1 and bool((batch.attended[row] & (batch.segments[row] == SHARED)).any()):
+        if len(sequences) > 1 and bool((batch.attention_mask[row] & (batch.segment_ids[row] == SHARED)).any()):
             raise InputError(
                 f"row {row} has tokens that several segments share: the oracle runs segments apart, which is the same "
                 "only if no gradient is a difference; use exact gradients, or engine='reference'"
@@ -187,8 +187,8 @@ def _refuse_shared_tokens(batch: Batch, rows: list[list[Sequence]]) -> None:
 def _sequences(batch: Batch, row: int) -> list[Sequence]:
     """Cut a row into its segments; a pair of shared tokens is scored once, in the first of them."""
     tokens = batch.input_ids[row].tolist()
-    attended, segments = batch.attended[row].tolist(), batch.segments[row].tolist()
-    train, loss = batch.train[row].tolist(), batch.loss[row].tolist()
+    attended, segments = batch.attention_mask[row].tolist(), batch.segment_ids[row].tolist()
+    train, loss = batch.train_mask[row].tolist(), batch.loss_mask[row].tolist()
     shared = [t for t, segment in enumerate(segments) if attended[t] and segment == SHARED]
     own = sorted({segment for t, segment in enumerate(segments) if attended[t] and segment != SHARED})
     result: list[Sequence] = []
@@ -206,7 +206,7 @@ def _sequences(batch: Batch, row: int) -> list[Sequence]:
             and loss[t + 1]
             and (segments[t] != SHARED or number == 0)
         ]
-        given = batch.given_positions
+        given = batch.position_ids
         device = batch.input_ids.device
         positions = torch.arange(len(places), device=device) if given is None else given[row, places]
         result.append(Sequence(batch.input_ids[row, places], positions, places, scored))
