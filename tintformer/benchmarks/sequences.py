@@ -15,7 +15,7 @@ from tintformer.benchmarks.explicit import Explicit, all_names, block_names, rul
 from tintformer.benchmarks.per_sample import PerSample
 from tintformer.benchmarks.work import Work
 from tintformer.learning.tint import Tint
-from tintformer.simulator.simulator import Simulator
+from tintformer.simulator.simulator import Simulator, build
 from tintformer.storage.loading import load
 
 VMAP_LIMIT = 6 * 10**9
@@ -83,12 +83,12 @@ def _engine(ground: Ground, case: SequenceCase, auxiliary: Any = None, **knobs: 
     return _pass(ground, case, ground.tint(auxiliary, **knobs))
 
 
-def _pass(ground: Ground, case: SequenceCase, tint: Tint, note: str = "") -> Contestant:
+def _pass(ground: Ground, case: SequenceCase, learner: Tint | Simulator, note: str = "") -> Contestant:
     ids = _tokens(ground, case)
     train_mask = (torch.arange(case.tokens) < case.num_train).expand(case.batch, -1)
 
     def run() -> Tensor:
-        out = tint(ids, train_mask=train_mask, logits="none")
+        out = learner(ids, train_mask=train_mask, logits="none")
         return out.token_loss[out.evaluation_mask]
 
     work = Work(ground.auxiliary, ground.rule).engine(case.num_train, case.tokens)
@@ -116,9 +116,8 @@ def fast_float32(ground: Ground, case: SequenceCase) -> Contestant:
 
 
 def _simulator(ground: Ground, case: SequenceCase, **construction: Any) -> Contestant:
-    tint = Tint(ground.auxiliary, ground.rule, engine="simulator", **construction)
-    assert isinstance(tint.engine, Simulator)
-    return _pass(ground, case, tint, f"{tint.engine.num_structural:,} constructed parameters")
+    built = build(ground.auxiliary, ground.rule, **construction)
+    return _pass(ground, case, built, f"{built.num_structural:,} constructed parameters")
 
 
 def simulator(ground: Ground, case: SequenceCase) -> Contestant:

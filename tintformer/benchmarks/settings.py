@@ -41,7 +41,7 @@ class Settings:
     def __post_init__(self) -> None:
         from tintformer.benchmarks.cases import CASES
         from tintformer.benchmarks.contestants import known_names
-        from tintformer.learning.tint import ENGINES
+        from tintformer.learning.engine_registry import ENGINES
 
         _require_known("case", self.cases, CASES)
         _require_known("contestant", self.contestants, known_names())

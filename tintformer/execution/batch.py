@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import TypedDict, Unpack
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,6 +21,24 @@ from tintformer.errors import InputError, TintWarning
 
 SHARED = -1
 """Segment id of tokens that are visible to all segments."""
+
+
+class Masks(TypedDict, total=False):
+    """What may be said of any sequences, token by token: `[batch, tokens]` each; None is as good as leaving it out."""
+
+    attention_mask: Tensor | None
+    """1 for tokens, 0 for padding, on either side; without it there is no padding."""
+    segment_ids: Tensor | None
+    """Packs independent examples into one sequence, each with its id; -1 marks leading tokens that all of them see."""
+    position_ids: Tensor | None
+    """Positions of one's own; by default each token's number in its segment, padding left out."""
+
+
+class LearningMasks(Masks, total=False):
+    """What may be said of sequences that are learnt from, besides `train_mask`."""
+
+    loss_mask: Tensor | None
+    """Restricts the training targets further: to the labels of demonstrations, say."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -45,16 +64,13 @@ class Batch:
         input_ids: Tensor,
         *,
         train_mask: Tensor,
-        attention_mask: Tensor | None = None,
         loss_mask: Tensor | None = None,
-        segment_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
+        **masks: Unpack[Masks],
     ) -> Batch:
         """Sequences to learn from and to predict: the user's tensors, checked, on the auxiliary's device."""
         ids = _tokens(input_ids, auxiliary)
         train = _mask("train_mask", train_mask, ids)
-        loss = _mask_or_all("loss_mask", loss_mask, ids)
-        batch = cls._checked(auxiliary, ids, train, loss, ~train, attention_mask, segment_ids, position_ids)
+        batch = cls._checked(auxiliary, ids, train, _mask_or_all("loss_mask", loss_mask, ids), ~train, **masks)
         _check_training(batch)
         return batch
 
@@ -65,15 +81,13 @@ class Batch:
         input_ids: Tensor,
         *,
         score_mask: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        segment_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
+        **masks: Unpack[Masks],
     ) -> Batch:
         """Sequences to predict only."""
         ids = _tokens(input_ids, auxiliary)
         nothing = torch.zeros_like(ids, dtype=torch.bool)
         score = _mask_or_all("score_mask", score_mask, ids)
-        return cls._checked(auxiliary, ids, nothing, nothing, score, attention_mask, segment_ids, position_ids)
+        return cls._checked(auxiliary, ids, nothing, nothing, score, **masks)
 
     @classmethod
     def _checked(
@@ -83,9 +97,9 @@ class Batch:
         train: Tensor,
         loss: Tensor,
         score: Tensor,
-        attention_mask: Tensor | None,
-        segment_ids: Tensor | None,
-        position_ids: Tensor | None,
+        attention_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
     ) -> Batch:
         attended = _mask_or_all("attention_mask", attention_mask, ids)
         batch = cls(
@@ -151,15 +165,8 @@ class Batch:
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """The batch with each of its tensors changed alike."""
-        return Batch(
-            input_ids=change(self.input_ids),
-            attention_mask=change(self.attention_mask),
-            segment_ids=change(self.segment_ids),
-            train_mask=change(self.train_mask),
-            loss_mask=change(self.loss_mask),
-            score_mask=change(self.score_mask),
-            position_ids=None if self.position_ids is None else change(self.position_ids),
-        )
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: change(tensor) for name, tensor in given.items() if tensor is not None})
 
     @cached_property
     def _copies(self) -> dict[torch.device, Batch]:

@@ -82,22 +82,13 @@ def learn(auxiliary: Auxiliary, lora: Lora, batch: Batch) -> Tuned:
 
 def learn_each(auxiliary: Auxiliary, lora: Lora, batch: Batch, *, logits: Logits = "all") -> TintOutput:
     """Every sequence learns on its own and is then predicted; the result is that of `Tint(...)`."""
-    import torch
-
-    from tintformer.engines.fast.fast_engine import changes, predictions
-    from tintformer.engines.fast.fast_executor import FastExecutor
-    from tintformer.execution import walk
+    from tintformer.engines.fast import FastEngine
     from tintformer.execution.output import TintOutput, positions_of
 
     wanted = positions_of(logits, batch)
     adapters = _Adapters(auxiliary, lora)
     updates = _one_a_row([adapters.train(_examples(batch, [row])) for row in range(len(batch.input_ids))])
-    with torch.no_grad():
-        executor = FastExecutor(auxiliary, lora.rule, batch, updates=updates)
-        x = walk.forward_pass(executor, auxiliary)
-        executor.check(x)
-        after = predictions(executor, x, wanted)
-    return TintOutput.of(batch, after, None, lambda row: changes(auxiliary, lora.rule, updates, row))
+    return TintOutput.of(batch, FastEngine(auxiliary, lora.rule).score(batch, updates, logits_at=wanted))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

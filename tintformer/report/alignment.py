@@ -13,7 +13,7 @@ from tintformer.engines.fast import FastEngine
 from tintformer.engines.oracle import OracleEngine
 from tintformer.execution.batch import Batch
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.trainable import movable
+from tintformer.rule.trainable import trainable_weights
 
 LIMIT = 150_000_000
 """Parameters up to which cosines are computed unasked: they take a copy of the model and two gradients in float64."""
@@ -39,7 +39,7 @@ def cosines(auxiliary: Auxiliary, rule: LearningRule, batch: Batch) -> tuple[Cos
     # Rate and steps of the rule do not matter to the direction of its first step.
     step = replace(rule, steps=1, reduction="sum", learning_rate=rate_of_share(auxiliary, truth, SHARE))
     found = simulated_gradient(auxiliary, step, batch, FastEngine(auxiliary, step))
-    moving = set(movable(rule, auxiliary))
+    moving = set(trainable_weights(rule, auxiliary))
     moved = {name for name, weight in parameters(auxiliary) if weight in moving}
     layers = [None, *range(len(auxiliary.blocks))]
     return tuple(_cosine(layer, found, truth, moved) for layer in layers)

@@ -23,7 +23,7 @@ from tintformer.learning.tint import Tint
 from tintformer.report.alignment import LIMIT, Cosine, cosines
 from tintformer.report.pieces import Piece, Words, cut
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.trainable import movable
+from tintformer.rule.trainable import trainable_weights
 
 ALTERNATIVES = 5
 """The most likely tokens that are kept of each prediction."""
@@ -187,7 +187,7 @@ def _top(logits: Tensor | None, targets: list[int], words: Words) -> list[tuple[
 
 def update_norms(auxiliary: Auxiliary, rule: LearningRule, updates: dict[str, Tensor]) -> Iterator[UpdateNorm]:
     """The norm of every op's update, in the order of the forward pass; `updates` by Hugging Face's names."""
-    moving = set(movable(rule, auxiliary))
+    moving = set(trainable_weights(rule, auxiliary))
     squares: dict[str, tuple[float, float]] = {}
     for name, weight in parameters(auxiliary):
         if weight in moving:
