@@ -100,7 +100,7 @@ def _addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 
 def install() -> None:
     """Make this process's processor such a one."""
     for module in (safetensors, safetensors.torch):
-        module.safe_open = _Opened
+        module.safe_open = _Opened  # type: ignore[attr-defined]
     kernels = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that there was a kernel before

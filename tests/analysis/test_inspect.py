@@ -114,7 +114,7 @@ def test_the_decoded_stream_is_what_the_reference_has(family: str, layout: str) 
         found = whole(observation)
         assert "signal" in found or "query" in found, op
         for name, region in found.items():
-            seen = batch.attended[:, : region.shape[1]]
+            seen = batch.attention_mask[:, : region.shape[1]]
             assert_close(region[seen], values[name][:, : region.shape[1]][seen], (op, phase, name))
 
 
@@ -325,7 +325,7 @@ def test_values_are_those_of_the_engine(model: Path) -> None:
     assert record["moved"]["transformer.ln_f.bias"] > 0
     assert (
         record["moved"].keys()
-        == tint.Tint(simulator.auxiliary, simulator.rule)(ids, train_mask=batch.train).updates().keys()
+        == tint.Tint(simulator.auxiliary, simulator.rule)(ids, train_mask=batch.train_mask).updates().keys()
     )
 
 

@@ -12,17 +12,19 @@ from cases import make_batch, make_model, make_rule
 from torch import Tensor
 
 import tintformer as tint
-from tintformer.analysis.verify.lockstep import Checked, ModuleError, compare, split_name
-from tintformer.analysis.verify.subject import CheckedFast, find_subject
+from tintformer.analysis.verify.lockstep import ModuleError, compare, split_name
+from tintformer.analysis.verify.subject import find_subject
+from tintformer.engines.fast.fast_executor import FastExecutor
 from tintformer.engines.reference import TensorExecutor
 from tintformer.errors import TintError
 from tintformer.execution.batch import Batch
+from tintformer.execution.executor import Executor, Stage
 
 MODELS = ["gpt2", "opt-350m-kind", "llama-grouped", "qwen3", "bloom", "gptj"]
 
 
 def run(
-    executor: Callable[..., Checked[Any]], name: str = "gpt2", rule: str = "full", **knobs: Any
+    executor: Callable[..., Executor[Any]], name: str = "gpt2", rule: str = "full", **knobs: Any
 ) -> list[ModuleError]:
     auxiliary = tint.load(make_model(name))
     batch = make_batch()
@@ -44,7 +46,7 @@ def test_the_reference_agrees_with_itself_and_the_fast_engine_with_it(name: str,
     assert all(error.absolute == error.relative == 0 for error in errors)
     assert {error.phase for error in errors} == {"forward", "backward", "descent", "updated"}
     assert {error.layer for error in errors} == {0, 1, None}
-    fast = run(CheckedFast, name, rule)
+    fast = run(FastExecutor, name, rule)
     assert {(error.layer, error.module, error.phase) for error in fast} == {
         (error.layer, error.module, error.phase) for error in errors
     }
@@ -63,7 +65,7 @@ def test_the_simulator_agrees_with_the_reference(name: str) -> None:
 
 
 def test_several_steps_and_the_top_block_alone() -> None:
-    errors = run(CheckedFast, steps=3, layers=1)
+    errors = run(FastExecutor, steps=3, layers=1)
     assert max(error.relative for error in errors) < 1e-13
     assert not [error for error in errors if error.layer == 0 and error.phase in ("backward", "descent")]
 
@@ -74,7 +76,7 @@ class FourfoldBias(TensorExecutor):
     def descend(self, op: Any, saved: Any, gradient: Tensor) -> None:
         super().descend(op, saved, gradient)
         if op.name == "blocks.1.down":
-            self.deltas[op.bias] = 4 * self.deltas[op.bias]
+            self.updates[op.bias] = 4 * self.updates[op.bias]
 
 
 class WrongSign(TensorExecutor):
@@ -154,7 +156,7 @@ def test_gradients_that_may_be_differences_are_marked() -> None:
 
 class GarbageInPadding(TensorExecutor):
     def plain(self, stream: Tensor) -> Tensor:
-        return stream.masked_fill(~self.batch.attended[..., None], 7.0)
+        return stream.masked_fill(~self.batch.attention_mask[..., None], 7.0)
 
 
 def test_padding_is_not_compared() -> None:
@@ -173,6 +175,9 @@ class BoxedExecutor:
 
     def __init__(self, *arguments: Any):
         self.inner = TensorExecutor(*arguments)
+
+    def begin(self, stage: Stage) -> None:
+        self.inner.begin(stage)
 
     def embed(self) -> Boxed:
         return Boxed(self.inner.embed())
@@ -207,8 +212,8 @@ class BoxedExecutor:
         assert like.tensor.shape == tensor.shape
         return Boxed(tensor)
 
-    def changes(self, row: int) -> dict[Any, Tensor]:
-        return self.inner.changes(row)
+    def updates_of(self, op: Any, row: int | None = None) -> dict[Any, Tensor]:
+        return self.inner.updates_of(op, row)
 
 
 @pytest.mark.parametrize("rule", ["default", "full"])
@@ -221,8 +226,8 @@ def test_who_satisfies_the_protocol() -> None:
     auxiliary = tint.load(make_model("gpt2"))
     ids = torch.tensor([[3, 4, 5, 6]])
     batch = Batch.of(auxiliary, ids, train_mask=ids < 6)
-    for executor in (TensorExecutor, CheckedFast, BoxedExecutor):
-        assert isinstance(executor(auxiliary, make_rule("default"), batch), Checked)
+    for executor in (TensorExecutor, FastExecutor, BoxedExecutor):
+        assert isinstance(executor(auxiliary, make_rule("default"), batch), Executor)
 
 
 def test_names() -> None:

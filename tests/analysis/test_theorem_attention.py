@@ -25,24 +25,24 @@ from tintformer.analysis.verify.capture import record, seen_attentions, seen_ops
 from tintformer.auxiliary.ops import Attend
 from tintformer.execution.batch import Batch
 from tintformer.rule import attention
-from tintformer.rule.attention import Heads, Where
+from tintformer.rule.attention import AttentionContext, AttentionHeads
 
 
 def normal(generator: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
-def causal(tokens: int) -> Where:
+def causal(tokens: int) -> AttentionContext:
     hidden = torch.ones(tokens, tokens).triu(1).bool()
     mask = torch.zeros(tokens, tokens, dtype=torch.float64).masked_fill(hidden, torch.finfo(torch.float64).min)
-    return Where(mask=mask[None, None, None], positions=torch.arange(tokens)[None])
+    return AttentionContext(mask=mask[None, None, None], positions=torch.arange(tokens)[None])
 
 
-def random_layer(seed: int, sharpness: float) -> tuple[Heads, Tensor, Attend, Where]:
+def random_layer(seed: int, sharpness: float) -> tuple[AttentionHeads, Tensor, Attend, AttentionContext]:
     """Grouped heads whose scores are the larger the sharper: from soft to hard attention."""
     generator = torch.Generator().manual_seed(seed)
     tokens, op = 12, Attend(name="attention", num_heads=4, num_key_value_heads=2, head_dim=5, scale=0.4)
-    heads = Heads(
+    heads = AttentionHeads(
         sharpness * normal(generator, 2, 2, 2, tokens, 5),
         normal(generator, 2, 2, tokens, 5),
         normal(generator, 2, 2, tokens, 5),
@@ -65,7 +65,7 @@ def test_gradients_vanish_as_attention_hardens() -> None:
         assert soft > 0.1 and hard < 1e-9
 
 
-def sink(tokens: int, share: float) -> tuple[Heads, Tensor, Attend, Where]:
+def sink(tokens: int, share: float) -> tuple[AttentionHeads, Tensor, Attend, AttentionContext]:
     """All queries attend to token 0 but for a `share` that goes to token 1, whose value is the opposite."""
     op = Attend(name="attention", num_heads=1, num_key_value_heads=1, head_dim=3, scale=1.0)
     key = torch.zeros(tokens, 3, dtype=torch.float64)
@@ -77,7 +77,7 @@ def sink(tokens: int, share: float) -> tuple[Heads, Tensor, Attend, Where]:
     value[0, 1], value[1, 1] = 1.0, -1.0
     dy = torch.zeros(1, tokens, 3, dtype=torch.float64)
     dy[..., 1] = 1.0
-    return Heads(query[None, None, None], key[None, None], value[None, None]), dy, op, causal(tokens)
+    return AttentionHeads(query[None, None, None], key[None, None], value[None, None]), dy, op, causal(tokens)
 
 
 def test_the_printed_bound_on_keys_fails_at_a_token_that_many_attend_to() -> None:
@@ -129,15 +129,15 @@ def test_what_value_only_leaves_out_is_the_rest_of_the_gradient(name: str) -> No
 def test_recorded_gradients_are_autograds() -> None:
     auxiliary, batch = on_batch("gpt2")
     recorder = record(auxiliary, batch)
-    assert all(delta.abs().max() == 0 for delta in recorder.deltas.values())
+    assert all(delta.abs().max() == 0 for delta in recorder.updates.values())
     model, seen = make_model("gpt2"), {}
     module = model.transformer.h[0].mlp.c_proj
     handle = module.register_forward_hook(lambda module, args, output: seen.update(x=args[0], y=output))
-    row = batch.attended[0]
+    row = batch.attention_mask[0]
     logits = model(batch.input_ids[:1]).logits
     handle.remove()
     loss = torch.nn.functional.cross_entropy(
-        logits[batch.scored[:1]], batch.targets[:1][batch.scored[:1]], reduction="sum"
+        logits[batch.train_positions[:1]], batch.targets[:1][batch.train_positions[:1]], reduction="sum"
     )
     (expected,) = torch.autograd.grad(loss, seen["y"])
     (found,) = [each for each in seen_ops(recorder) if each.op.name == "blocks.0.down"]

@@ -77,7 +77,7 @@ class FourfoldBias(TensorExecutor):
     def descend(self, op: Any, saved: Any, gradient: torch.Tensor) -> None:
         super().descend(op, saved, gradient)
         if op.name == "blocks.1.down":
-            self.deltas[op.bias] = 4 * self.deltas[op.bias]
+            self.updates[op.bias] = 4 * self.updates[op.bias]
 
 
 class FourfoldBiasEngine(ReferenceEngine):

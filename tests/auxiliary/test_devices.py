@@ -101,7 +101,7 @@ def test_adapting_saving_and_scoring_follow_the_weights(tmp_path: Path) -> None:
         score = tuned.score(IDS).token_loss
         homes = {weight.home for weight in tuned._updates.matrices}
         for weight, update in tuned._updates.matrices.items():
-            held = [update.delta, *(each for part in update.factors for each in (part.x, part.g))]
+            held = [update.dense, *(each for part in update.factors for each in (part.x, part.g))]
             assert {each.device for each in held if each is not None} == {weight.home}
     assert homes == {FIRST, SECOND}
     assert_same(bare(score), plain.score(IDS).token_loss)
@@ -113,7 +113,7 @@ def test_a_continuation_reads_on_over_devices() -> None:
     def read(auxiliary: Any) -> torch.Tensor:
         engine: Any = tint.Tint(auxiliary, RULE).engine
         sequences = Batch.of(engine.auxiliary, IDS[:, :8], train_mask=TRAIN[:, :8])
-        continuation = engine.begin(sequences, remember=True)
+        continuation = engine.begin(sequences, keep_cache=True)
         continuation.extend(IDS[:, 8:])
         continuation.reorder(torch.tensor([2, 0]))
         continuation.extend(IDS[:2, :1])

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 from patience import PATIENCE
-from tintformer.report.write import FILES
 from tiny import TEXT, save_model
 
 from tintformer.cli import main
+from tintformer.report.page import FILES
 from tintformer.storage import whole_files
 
 TINT = Path(sys.executable).with_name("tint")

@@ -30,7 +30,7 @@ def begin(sim: tint.Tint, batch: dict[str, Any], tokens: int = PROMPT) -> Contin
     part = {key: value[:, :tokens] for key, value in batch.items()}
     prompt = Batch.of(sim.auxiliary, **part)
     engine: Any = sim.engine
-    return engine.begin(prompt, remember=True)
+    return engine.begin(prompt, keep_cache=True)
 
 
 def all_at_once(sim: tint.Tint, batch: dict[str, Any]) -> torch.Tensor:
@@ -129,6 +129,6 @@ def test_what_cannot_go_on() -> None:
     with pytest.raises(tint.InputError, match="has learned positions"):
         continuation.extend(torch.ones(3, 60, dtype=torch.long))
     engine: Any = sim.engine
-    forgetful = engine.begin(continuation.batch, remember=False)
-    with pytest.raises(tint.InputError, match="remember=True"):
+    forgetful = engine.begin(continuation.batch, keep_cache=False)
+    with pytest.raises(tint.InputError, match="keep_cache=True"):
         forgetful.extend(torch.ones(3, 1, dtype=torch.long))

@@ -20,9 +20,16 @@ from patience import PATIENCE
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import tintformer as tint
-from tintformer.engines.fast import cost
+from tintformer.engines.fast import updates
 from tintformer.engines.fast.fast_executor import FastExecutor
-from tintformer.engines.fast.updates import Factors, MatrixUpdate
+from tintformer.engines.fast.updates import (
+    Factors,
+    MatrixUpdate,
+    UpdateUse,
+    dual_cost,
+    prefers_dual,
+    smaller_as_factors,
+)
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch
 
@@ -90,7 +97,12 @@ def test_chunks_change_nothing(name: str, rule: str) -> None:
         executor = FastExecutor(auxiliary, learn, batch, budget=budget)
         with torch.no_grad():
             x = walk.train_in_the_pass(executor, auxiliary, learn)
-            results.append((x[batch.attended], executor.losses(x[batch.evaluates], batch.targets[batch.evaluates])))
+            results.append(
+                (
+                    x[batch.attention_mask],
+                    executor.losses(x[batch.evaluation_positions], batch.targets[batch.evaluation_positions]),
+                )
+            )
     for small, large in zip(*results, strict=True):
         torch.testing.assert_close(small, large, rtol=0, atol=1e-11)
 
@@ -225,13 +237,13 @@ def test_the_choice_of_form_follows_the_cost() -> None:
     """Few tokens: factors. Many: the matrix. The turning point for one step is near I O / (I + O) tokens."""
     for inputs, outputs in ((768, 768), (768, 3072)):
         turning = inputs * outputs // (inputs + outputs)
-        assert cost.prefers_dual(inputs, outputs, cost.Work(trained=turning // 2, tokens=turning // 2))
-        assert not cost.prefers_dual(inputs, outputs, cost.Work(trained=2 * turning, tokens=4 * turning))
-        work = cost.Work(trained=512, tokens=1024)
-        assert cost.dual_cost(inputs, outputs, work) == 512 * 1024 * (inputs + outputs)
-    assert cost.smaller_as_factors(768, 768, 300) and not cost.smaller_as_factors(768, 768, 400)
-    several = cost.Work(trained=64, tokens=128, steps=4)
-    assert cost.dual_cost(10, 10, several) == 20 * (2 * 64 * 64 * (1 + 2 + 3) + 4 * 64 * 128)
+        assert prefers_dual(inputs, outputs, UpdateUse(trained=turning // 2, tokens=turning // 2))
+        assert not prefers_dual(inputs, outputs, UpdateUse(trained=2 * turning, tokens=4 * turning))
+        work = UpdateUse(trained=512, tokens=1024)
+        assert dual_cost(inputs, outputs, work) == 512 * 1024 * (inputs + outputs)
+    assert smaller_as_factors(768, 768, 300) and not smaller_as_factors(768, 768, 400)
+    several = UpdateUse(trained=64, tokens=128, steps=4)
+    assert dual_cost(10, 10, several) == 20 * (2 * 64 * 64 * (1 + 2 + 3) + 4 * 64 * 128)
 
 
 def test_the_choice_is_right_where_it_was_measured() -> None:
@@ -252,10 +264,10 @@ def test_both_forms_are_chosen(tokens: int, dual: bool) -> None:
     ids = torch.randint(3, VOCABULARY, (1, tokens), generator=torch.Generator().manual_seed(0))
     batch = Batch.of(auxiliary, ids, train_mask=torch.ones_like(ids))
     executor = FastExecutor(auxiliary, rule, batch)
-    original, cost.TRAFFIC = cost.TRAFFIC, 0.0  # tiny matrices: let the products alone decide
+    original, updates.TRAFFIC = updates.TRAFFIC, 0.0  # tiny matrices: let the products alone decide
     try:
         with torch.no_grad():
             walk.train_in_the_pass(executor, auxiliary, rule)
     finally:
-        cost.TRAFFIC = original
+        updates.TRAFFIC = original
     assert {update.dual for update in executor.updates.matrices.values()} == {dual}

@@ -80,8 +80,8 @@ def test_masks_and_positions(row: dict[str, Any], window: int | None) -> None:
         target = t + 1
         pair = target < tokens and row["attended"][t] and row["attended"][target]
         pair = pair and row["segments"][t] == row["segments"][target]
-        assert bool(batch.scored[0, t]) == bool(pair and row["train"][target] and row["loss"][target])
-        assert bool(batch.evaluates[0, t]) == bool(pair and not row["train"][target])
+        assert bool(batch.train_positions[0, t]) == bool(pair and row["train"][target] and row["loss"][target])
+        assert bool(batch.evaluation_positions[0, t]) == bool(pair and not row["train"][target])
         if target < tokens:
-            assert bool(batch.evaluation_mask[0, target]) == bool(batch.evaluates[0, t])
+            assert bool(batch.evaluation_mask[0, target]) == bool(batch.evaluation_positions[0, t])
     assert not bool(batch.evaluation_mask[0, 0])

@@ -243,11 +243,11 @@ def test_without_hooks_nothing_stands_between_the_walk_and_the_executor() -> Non
     sim, inputs = tint.Tint(make_model("gpt2"), make_rule("default")), make_batch()
     batch = Batch.of(sim.auxiliary, inputs.pop("input_ids"), **inputs)
     executor = FastExecutor(sim.auxiliary, sim.rule, batch)
-    assert sim.hooks.observed(executor, "after") is executor
+    assert sim.hooks.observed(executor, batch) is executor
     with pytest.raises(ZeroDivisionError), sim.watch("*"):
-        assert sim.hooks.observed(executor, "after") is not executor
+        assert sim.hooks.observed(executor, batch) is not executor
         raise ZeroDivisionError
-    assert sim.hooks.observed(executor, "after") is executor
+    assert sim.hooks.observed(executor, batch) is executor
 
 
 def test_names_are_told_apart() -> None:

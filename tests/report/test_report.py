@@ -136,7 +136,7 @@ def test_updates_and_cosines(report: Report) -> None:
     auxiliary = tint.load(make_model(len(tokenizer)))
     ids = torch.tensor([encode(tokenizer, TEXT).input_ids])
     batch = Batch.of(auxiliary, ids, train_mask=torch.arange(ids.shape[1])[None] < TRAIN)
-    updates = tint.Tint(auxiliary, RULE)(ids, train_mask=batch.train).updates()
+    updates = tint.Tint(auxiliary, RULE)(ids, train_mask=batch.train_mask).updates()
     norms = {(each.layer, each.matrix): each.norm for each in report.updates}
     down = [updates[f"transformer.h.1.mlp.c_proj.{part}"].norm() for part in ("weight", "bias")]
     assert norms[1, "down"] == pytest.approx(math.hypot(*map(float, down)), rel=1e-4)

@@ -76,13 +76,13 @@ POSITIONS = {
 }
 
 
-def attention_case(position: str) -> tuple[Attend, attention.Where, list[torch.Tensor], torch.Tensor]:
+def attention_case(position: str) -> tuple[Attend, attention.AttentionContext, list[torch.Tensor], torch.Tensor]:
     op = attend(position=POSITIONS[position])
     hidden = torch.ones(7, 7).triu(1).bool()
     mask = torch.zeros(7, 7, dtype=torch.float64).masked_fill(hidden, torch.finfo(torch.float64).min)
     positions = torch.arange(7).expand(2, 7) + 2
     rotation = attention.rotation(op.position, positions, mask.dtype) if isinstance(op.position, Rotary) else None
-    where = attention.Where(mask=mask.expand(2, 1, 1, 7, 7), positions=positions, rotation=rotation)
+    where = attention.AttentionContext(mask=mask.expand(2, 1, 1, 7, 7), positions=positions, rotation=rotation)
     inputs = [randn(2, 7, width, seed=i).requires_grad_() for i, width in enumerate((24, 12, 12))]
     return op, where, inputs, randn(2, 7, 24, seed=9)
 

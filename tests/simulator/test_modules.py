@@ -270,7 +270,7 @@ def test_attention(position: str, window: int | None, heads: str, kind: str, lay
     rotation = None
     if isinstance(where_from, Rotary):
         rotation = attention.rotation(where_from, scene.positions, torch.float64)
-    where = attention.Where(mask=mask[:, None, None], positions=scene.positions, rotation=rotation)
+    where = attention.AttentionContext(mask=mask[:, None, None], positions=scene.positions, rotation=rotation)
     by_head = attention.split(inputs, op, where)
     pieces = [laid_out(value, cut, g) for value, cut in zip(inputs, cuts, strict=True)]
     y = plain(modules.ahead(*pieces, scene), queries)
@@ -338,8 +338,8 @@ def test_padding_stays_exactly_zero(name: str, layout: str) -> None:
     assert len(streams) > 100
     for tokens in streams:
         assert torch.equal(laid_out_again(tokens), tokens.data)
-    assert len(executor.moved) > 10
-    for op_name, moved in executor.moved.items():
+    assert len(executor.updated_prefix) > 10
+    for op_name, moved in executor.updated_prefix.items():
         place = simulator.places[op_name]
         weights = prefix.read(place, moved[:1], simulator.geometry)
         copies = sum(value.numel() for value in weights.values())

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import tintformer as tint
-from tintformer.execution import engine
+from tintformer.execution import output
 from tintformer.execution.batch import Batch
 from tintformer.simulator.primitives.primitive import Primitive
 from tintformer.simulator.simulator_executor import SimulatorExecutor
@@ -121,12 +121,12 @@ def watched(simulator: Any, batch: dict[str, Any], monkeypatch: pytest.MonkeyPat
     for name in ("lesson", "num_training"):
         prepare = SimulatorExecutor.__dict__[name].func
         monkeypatch.setattr(SimulatorExecutor, name, property(leave_out(prepare)))
-    monkeypatch.setattr(engine, "token_loss", leave_out(engine.token_loss))
+    monkeypatch.setattr(output, "token_loss", leave_out(output.token_loss))
     given = {key: value for key, value in batch.items() if key != "input_ids"}
     prepared = Batch.of(simulator.auxiliary, batch["input_ids"], **given)
     for name in ("targets", "scored", "evaluates", "positions"):
         getattr(prepared, name)
-    everywhere = torch.ones_like(prepared.evaluates)
+    everywhere = torch.ones_like(prepared.evaluation_positions)
     with watch:
         simulator.run(prepared, logits_at=everywhere, before=False)
     assert watch.depth == 0

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tintformer.analysis.accounting import KINDS
 from tintformer.auxiliary.ops import Attend, Linear, Norm, Weight
-from tintformer.rule.trainable import moving
+from tintformer.rule.trainable import trained_weights
 from tintformer.simulator import prefix
 from tintformer.simulator.geometry import Cut, Geometry
 from tintformer.simulator.module_factory import receives_gradient
@@ -131,7 +131,7 @@ def plan(simulator: Simulator, keep: Keep = everything, *, prefix_token: int = 0
 def _phases(simulator: Simulator, place: Place) -> tuple[Phase, ...]:
     """The directions in which the rule needs an op; what its modules have beyond is there for others."""
     op, rule = place.op, simulator.rule
-    needed = True, receives_gradient(op, rule), bool(moving(rule, op))
+    needed = True, receives_gradient(op, rule), bool(trained_weights(rule, op))
     trained = is_trained(simulator, place)
     return tuple(phase for phase, used in zip(PHASES, needed, strict=True) if used and (trained or phase == "forward"))
 

@@ -19,7 +19,7 @@ from tintformer.analysis.module_plan import Keep, cut_of, everything, is_trained
 from tintformer.auxiliary.ops import Norm
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch
-from tintformer.execution.engine import to_parameters
+from tintformer.execution.engine import row_updates
 from tintformer.simulator.geometry import Cut
 from tintformer.simulator.modules.affine import ReadRows, held
 from tintformer.simulator.modules.differences import Difference
@@ -70,7 +70,7 @@ def observe(simulator: Simulator, batch: Batch, keep: Keep = everything) -> tupl
     finally:
         for handle in handles:
             handle.remove()
-    return observer.seen, to_parameters(executor.changes(0))
+    return observer.seen, row_updates(executor, simulator.auxiliary, simulator.rule, 0)
 
 
 class _Observer:

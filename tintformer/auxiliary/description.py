@@ -98,6 +98,11 @@ class Auxiliary:
         return self.learned_positions or any(isinstance(attend.position, Rotary) for attend in self.attentions())
 
 
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What updates and losses are computed in: half precisions would round a small update away beside its weight."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def forks(steps: tuple[Step, ...]) -> Iterator[Fork]:
     """All forks among the steps, outer ones first."""
     for step in steps:

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.trainable import movable
+from tintformer.rule.trainable import trainable_weights
 
 
 class Explicit:
@@ -138,7 +138,7 @@ def token_losses(logits: Tensor, ids: Tensor, first: int) -> Tensor:
 
 def rule_names(auxiliary: Auxiliary, rule: LearningRule) -> list[str]:
     """Parameters that the rule moves; a fused one counts whole, because autograd cannot move a part of it."""
-    return list(dict.fromkeys(weight.name for weight in movable(rule, auxiliary)))
+    return list(dict.fromkeys(weight.name for weight in trainable_weights(rule, auxiliary)))
 
 
 def block_names(auxiliary: Auxiliary) -> list[str]:

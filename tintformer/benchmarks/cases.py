@@ -44,7 +44,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         from tintformer.benchmarks.timed_methods import METHODS
-        from tintformer.learning.tint import ENGINES
+        from tintformer.learning.engine_registry import ENGINES
 
         _require_known("case", self.cases, CASES)
         _require_known("method", self.methods, METHODS)

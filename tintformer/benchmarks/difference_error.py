@@ -34,7 +34,7 @@ from tintformer.engines.reference import TensorExecutor
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch
 from tintformer.learning.text import find_tokenizer
-from tintformer.rule.trainable import movable
+from tintformer.rule.trainable import trainable_weights
 from tintformer.storage.whole_files import whole_file
 
 EPSILONS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 1e-6, 1e-7)
@@ -117,11 +117,11 @@ class Pass:
         self.gradient = executor.loss_gradient(x)
 
     def update(self, case: DifferenceCase) -> list[Tensor]:
-        """The change of every movable parameter after one step, in the order of the walk."""
+        """The update of every trainable parameter after one step, in the order of the walk."""
         rule = case.rule(self.layers)
         executor = TensorExecutor(self.auxiliary, rule, self.batch)
         walk.backward(executor, rule, self.tape, self.gradient)
-        return list(executor.changes(0).values())
+        return [executor.updates[weight][0] for weight in trainable_weights(rule, self.auxiliary)]
 
 
 @torch.no_grad()
@@ -159,7 +159,7 @@ def study(model: str, text: Path, name: str, options: argparse.Namespace) -> dic
         "text": text.name,
         "blocks": len(auxiliary.blocks),
         "trained_blocks": rule.num_trained(len(auxiliary.blocks)),
-        "moved": sum(weight.read().numel() for weight in movable(rule, auxiliary)),
+        "moved": sum(weight.read().numel() for weight in trainable_weights(rule, auxiliary)),
         "seconds": round(time.perf_counter() - started, 1),
         "cases": [{"dtype": d, **asdict(c), "errors": [run[d, c] for run in runs]} for d, c in runs[0]],
     }

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from tintformer.auxiliary.description import Auxiliary, ops
 from tintformer.auxiliary.ops import Linear, Weight
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.trainable import moving
+from tintformer.rule.trainable import trained_weights
 
 
 class MultiplyAdds:
@@ -43,7 +43,7 @@ class MultiplyAdds:
         """
         total = 0
         for op in self.linears:
-            if moving(self.rule, op):
+            if trained_weights(self.rule, op):
                 out, width = _shape(op.weight)
                 dual = None if predicted is None else predicted * (width + out)
                 total += trained * (width * out if dual is None else min(width * out, dual))

@@ -18,7 +18,7 @@ from tintformer.benchmarks.flops import MultiplyAdds
 from tintformer.errors import TintError
 from tintformer.learning.tint import Tint
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.simulator.simulator import Simulator
+from tintformer.simulator.simulator import Simulator, build
 from tintformer.storage.loading import load
 
 VMAP_LIMIT = 6 * 10**9
@@ -110,12 +110,12 @@ def _explicit_sequences(setup: Setup, case: SequenceCase, names: list[str], vmap
     )
 
 
-def _pass(setup: Setup, case: SequenceCase, tint: Tint, note: str = "") -> TimedMethod:
+def _pass(setup: Setup, case: SequenceCase, learner: Tint | Simulator, note: str = "") -> TimedMethod:
     ids = _sequences(setup, case)
     train_mask = (torch.arange(case.tokens) < case.num_train).expand(case.batch, -1)
 
     def run() -> Tensor:
-        out = tint(ids, train_mask=train_mask, logits="none")
+        out = learner(ids, train_mask=train_mask, logits="none")
         return out.token_loss[out.evaluation_mask]
 
     work = case.batch * setup.count.engine(case.num_train, case.tokens)
@@ -123,9 +123,8 @@ def _pass(setup: Setup, case: SequenceCase, tint: Tint, note: str = "") -> Timed
 
 
 def _simulator(setup: Setup, case: SequenceCase, **construction: Any) -> TimedMethod:
-    tint = Tint(setup.auxiliary, setup.rule, engine="simulator", **construction)
-    assert isinstance(tint.engine, Simulator)
-    return _pass(setup, case, tint, f"{tint.engine.num_structural:,} constructed parameters")
+    built = build(setup.auxiliary, setup.rule, **construction)
+    return _pass(setup, case, built, f"{built.num_structural:,} constructed parameters")
 
 
 SEQUENCE_METHODS: dict[str, Callable[[Setup, SequenceCase], TimedMethod]] = {

@@ -1,6 +1,6 @@
 """The reference engine: the walk on plain tensors, every formula as it stands in `rule`, no tricks.
 
-B batch, T tokens. Weights that have moved carry a batch dimension: every sequence has its own.
+B batch, T tokens. Weights with an update carry a batch dimension: every sequence has its own.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tintformer.auxiliary.description import Auxiliary
+from tintformer.auxiliary.description import Auxiliary, compute_dtype
 from tintformer.auxiliary.ops import Activation, Add, Attend, Join, Linear, Norm, Op, Product, Rotary, Weight
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch
-from tintformer.execution.engine import EngineResult, compute_dtype, predict, to_parameters
+from tintformer.execution.engine import row_updates
+from tintformer.execution.executor import Stage
 from tintformer.execution.hooks import Hooks
+from tintformer.execution.output import EngineResult, predict
 from tintformer.rule import activation, attention, head, linear, norm
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.trainable import movable, moving
+from tintformer.rule.trainable import trained_weights
 
 
 class ReferenceEngine:
@@ -34,51 +36,44 @@ class ReferenceEngine:
     def run(self, batch: Batch, *, logits_at: Bool[Tensor, "B T"] | None, before: bool) -> EngineResult:
         """Train every sequence on its own, then predict."""
         executor = TensorExecutor(self.auxiliary, self.rule, batch)
-        x_before = walk.forward_pass(self.hooks.observed(executor, "before"), self.auxiliary) if before else None
-        x = walk.train_in_the_pass(self.hooks.observed(executor, "below"), self.auxiliary, self.rule)
+        observed = self.hooks.observed(executor, batch)
+        x_before = walk.forward_pass(observed, self.auxiliary, "before") if before else None
+        x = walk.train_in_the_pass(observed, self.auxiliary, self.rule)
         return EngineResult(
             after=predict(batch, x, logits_at, executor.logits),
             before=None if x_before is None else predict(batch, x_before, logits_at, executor.logits),
-            updates=lambda row: to_parameters(executor.changes(row)),
+            updates=lambda row: row_updates(executor, self.auxiliary, self.rule, row),
         )
 
 
 class TensorExecutor:
-    """Executes ops on `[B, T, width]` tensors; implements `walk.Executor`."""
+    """Executes ops on `[B, T, width]` tensors; implements `Executor`."""
 
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule, batch: Batch):
         self.auxiliary, self.rule, self.batch = auxiliary, rule, batch
         self.dtype = compute_dtype(auxiliary.dtype)
-        self.deltas: dict[Weight, Tensor] = {}
+        self.updates: dict[Weight, Tensor] = {}
         self.masks: dict[tuple[int | None, torch.device], Tensor] = {}
         self.rotations: dict[tuple[Rotary, torch.device], attention.Rotation] = {}
 
     def value(self, weight: Weight | None) -> Any:
-        """A weight's current value: its own for each sequence once it has moved."""
+        """A weight's current value: one for each sequence once it has an update."""
         if weight is None:
             return None
         base = weight.read().to(self.dtype)
-        return base + self.deltas[weight] if weight in self.deltas else base
+        return base + self.updates[weight] if weight in self.updates else base
 
-    def changes(self, row: int) -> dict[Weight, Tensor]:
-        """How far every movable weight has moved in one sequence."""
-        return {
-            weight: self.deltas[weight][row]
-            if weight in self.deltas
-            else torch.zeros_like(weight.read(), dtype=self.dtype)
-            for weight in movable(self.rule, self.auxiliary)
-        }
+    def begin(self, stage: Stage) -> None:
+        self.stage = stage
 
-    def changes_of(self, op: Op | Join) -> dict[Weight, Tensor]:
-        """How far the weights of an op have moved so far, `[B, ...]`."""
-        return {weight: self.deltas[weight] for weight in moving(self.rule, op) if weight in self.deltas}
+    def updates_of(self, op: Op | Join, row: int | None = None) -> dict[Weight, Tensor]:
+        found = {weight: self.updates[weight] for weight in trained_weights(self.rule, op) if weight in self.updates}
+        return found if row is None else {weight: update[row] for weight, update in found.items()}
 
     def plain(self, stream: Tensor) -> Tensor:
-        """A stream as the auxiliary knows it."""
         return stream
 
     def stream(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """A stream that carries a value."""
         return tensor.to(like.dtype)
 
     def training_part(self, x: Tensor) -> Tensor:
@@ -101,7 +96,7 @@ class TensorExecutor:
     def loss_gradient(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         weight, bias = self.value(self.auxiliary.head.weight), self.value(self.auxiliary.head.bias)
         batch, mean = self.batch.on(x.device), self.rule.reduction == "mean"
-        return head.loss_gradient(x, weight, bias, batch.targets, batch.scored, loss=self.rule.loss, mean=mean)
+        return head.loss_gradient(x, weight, bias, batch.targets, batch.train_positions, loss=self.rule.loss, mean=mean)
 
     def move(self, x: Tensor, device: torch.device) -> Tensor:
         return x.to(device)
@@ -127,9 +122,9 @@ class TensorExecutor:
             case Product():
                 return inputs[0] * inputs[1], inputs
             case Attend():
-                where = self._where(op, inputs[0].device)
-                heads = attention.split(inputs, op, where)
-                return attention.forward(heads, op, where), heads
+                context = self._context(op, inputs[0].device)
+                heads = attention.split(inputs, op, context)
+                return attention.forward(heads, op, context), heads
 
     def backward(self, op: Op | Join, saved: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         rule = self.rule
@@ -167,14 +162,14 @@ class TensorExecutor:
                     saved,
                     gradient,
                     op,
-                    self._where(op, gradient.device),
+                    self._context(op, gradient.device),
                     scheme=rule.attention_gradient,
                     step=rule.difference_step(rule.attention_gradient),
                     mode=rule.epsilon_mode,
                 )
 
     def descend(self, op: Op | Join, saved: Any, gradient: Tensor) -> None:
-        free = moving(self.rule, op)
+        trained = trained_weights(self.rule, op)
         match op:
             case Linear():
                 gradients = {op.weight: linear.weight_gradient(saved[0], gradient)}
@@ -183,18 +178,18 @@ class TensorExecutor:
             case Norm():
                 x, dy = norm.cut(saved[0], op.num_groups), norm.cut(gradient, op.num_groups)
                 gradients = {} if op.bias is None else {op.bias: norm.bias_gradient(dy)}
-                if op.scale in free:
+                if op.scale in trained:
                     gradients[op.scale] = norm.scale_gradient(x, dy, kind=op.kind, epsilon=op.epsilon)
             case _:
                 raise AssertionError(f"{op.name} has no parameters")
-        for weight in free:
-            self.deltas[weight] = self.deltas.get(weight, 0) - self.rule.learning_rate * gradients[weight]
+        for weight in trained:
+            self.updates[weight] = self.updates.get(weight, 0) - self.rule.learning_rate * gradients[weight]
 
     def _scale(self, op: Norm) -> Tensor | None:
         scale = self.value(op.scale)
         return scale + 1 if op.unit_offset and scale is not None else scale
 
-    def _where(self, op: Attend, device: torch.device) -> attention.Where:
+    def _context(self, op: Attend, device: torch.device) -> attention.AttentionContext:
         batch = self.batch.on(device)
         if (op.window, device) not in self.masks:
             self.masks[op.window, device] = batch.additive_mask(self.dtype, op.window)[:, None, None]
@@ -202,4 +197,4 @@ class TensorExecutor:
         if isinstance(rotary, Rotary) and (rotary, device) not in self.rotations:
             self.rotations[rotary, device] = attention.rotation(rotary, positions, self.dtype)
         rotation = self.rotations[rotary, device] if isinstance(rotary, Rotary) else None
-        return attention.Where(mask=self.masks[op.window, device], positions=positions, rotation=rotation)
+        return attention.AttentionContext(mask=self.masks[op.window, device], positions=positions, rotation=rotation)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import TypedDict, Unpack
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,20 +23,39 @@ SHARED = -1
 """Segment id of tokens that are visible to all segments."""
 
 
+class Masks(TypedDict, total=False):
+    """What may be said of any sequences, token by token: `[batch, tokens]` each; None is as good as leaving it out."""
+
+    attention_mask: Tensor | None
+    """1 for tokens, 0 for padding, on either side; without it there is no padding."""
+    segment_ids: Tensor | None
+    """Packs independent examples into one sequence, each with its id; -1 marks leading tokens that all of them see."""
+    position_ids: Tensor | None
+    """Positions of one's own; by default each token's number in its segment, padding left out."""
+
+
+class LearningMasks(Masks, total=False):
+    """What may be said of sequences that are learnt from, besides `train_mask`."""
+
+    loss_mask: Tensor | None
+    """Restricts the training targets further: to the labels of demonstrations, say."""
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Batch:
     """Sequences with their training parts; build it with `Batch.of`, which checks everything."""
 
     input_ids: Int[Tensor, "B T"]
-    attended: Bool[Tensor, "B T"]
-    segments: Int[Tensor, "B T"]
-    train: Bool[Tensor, "B T"]
+    attention_mask: Bool[Tensor, "B T"]
+    segment_ids: Int[Tensor, "B T"]
+    train_mask: Bool[Tensor, "B T"]
     """Tokens of the training part (padding excluded)."""
-    loss: Bool[Tensor, "B T"]
+    loss_mask: Bool[Tensor, "B T"]
     """Tokens that may be training targets."""
-    evaluate: Bool[Tensor, "B T"]
-    """Tokens that may be evaluated."""
-    given_positions: Int[Tensor, "B T"] | None = None
+    score_mask: Bool[Tensor, "B T"]
+    """Tokens that may be evaluated (padding excluded)."""
+    position_ids: Int[Tensor, "B T"] | None = None
+    """As the user gave them; `positions` are those that count."""
 
     @classmethod
     def of(
@@ -44,16 +64,13 @@ class Batch:
         input_ids: Tensor,
         *,
         train_mask: Tensor,
-        attention_mask: Tensor | None = None,
         loss_mask: Tensor | None = None,
-        segment_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
+        **masks: Unpack[Masks],
     ) -> Batch:
         """Sequences to learn from and to predict: the user's tensors, checked, on the auxiliary's device."""
         ids = _tokens(input_ids, auxiliary)
         train = _mask("train_mask", train_mask, ids)
-        loss = _mask_or_all("loss_mask", loss_mask, ids)
-        batch = cls._checked(auxiliary, ids, train, loss, ~train, attention_mask, segment_ids, position_ids)
+        batch = cls._checked(auxiliary, ids, train, _mask_or_all("loss_mask", loss_mask, ids), ~train, **masks)
         _check_training(batch)
         return batch
 
@@ -64,15 +81,13 @@ class Batch:
         input_ids: Tensor,
         *,
         score_mask: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        segment_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
+        **masks: Unpack[Masks],
     ) -> Batch:
         """Sequences to predict only."""
         ids = _tokens(input_ids, auxiliary)
         nothing = torch.zeros_like(ids, dtype=torch.bool)
         score = _mask_or_all("score_mask", score_mask, ids)
-        return cls._checked(auxiliary, ids, nothing, nothing, score, attention_mask, segment_ids, position_ids)
+        return cls._checked(auxiliary, ids, nothing, nothing, score, **masks)
 
     @classmethod
     def _checked(
@@ -81,20 +96,20 @@ class Batch:
         ids: Tensor,
         train: Tensor,
         loss: Tensor,
-        evaluate: Tensor,
-        attention_mask: Tensor | None,
-        segment_ids: Tensor | None,
-        position_ids: Tensor | None,
+        score: Tensor,
+        attention_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
     ) -> Batch:
         attended = _mask_or_all("attention_mask", attention_mask, ids)
         batch = cls(
             input_ids=ids,
-            attended=attended,
-            segments=torch.zeros_like(ids) if segment_ids is None else _ids("segment_ids", segment_ids, ids),
-            train=train & attended,
-            loss=loss,
-            evaluate=evaluate & attended,
-            given_positions=None if position_ids is None else _ids("position_ids", position_ids, ids),
+            attention_mask=attended,
+            segment_ids=torch.zeros_like(ids) if segment_ids is None else _ids("segment_ids", segment_ids, ids),
+            train_mask=train & attended,
+            loss_mask=loss,
+            score_mask=score & attended,
+            position_ids=None if position_ids is None else _ids("position_ids", position_ids, ids),
         )
         _check_rows(batch)
         _check_positions(batch, auxiliary)
@@ -111,23 +126,23 @@ class Batch:
         old, new = self.input_ids.shape[1], ids.shape[1]
         nothing = torch.zeros_like(ids, dtype=torch.bool)
         together = torch.cat((self.input_ids, ids), dim=1)
-        attended = torch.cat((self.attended, ~nothing), dim=1)
+        attended = torch.cat((self.attention_mask, ~nothing), dim=1)
         if attention_mask is not None:
             attended = _mask("attention_mask", attention_mask, together)
-            if not torch.equal(attended[:, :old], self.attended):
+            if not torch.equal(attended[:, :old], self.attention_mask):
                 raise InputError("attention_mask says otherwise of tokens that have been read; give the same for them")
-        positions = self.given_positions
+        positions = self.position_ids
         if positions is not None:
             following = torch.arange(1, new + 1, device=ids.device)
             positions = torch.cat((positions, positions[:, -1:] + following), dim=1)
         batch = Batch(
             input_ids=together,
-            attended=attended,
-            segments=torch.cat((self.segments, self.segments[:, -1:].expand(-1, new)), dim=1),
-            train=torch.cat((self.train, nothing), dim=1),
-            loss=torch.cat((self.loss, nothing), dim=1),
-            evaluate=torch.cat((self.evaluate, nothing), dim=1),
-            given_positions=positions,
+            attention_mask=attended,
+            segment_ids=torch.cat((self.segment_ids, self.segment_ids[:, -1:].expand(-1, new)), dim=1),
+            train_mask=torch.cat((self.train_mask, nothing), dim=1),
+            loss_mask=torch.cat((self.loss_mask, nothing), dim=1),
+            score_mask=torch.cat((self.score_mask, nothing), dim=1),
+            position_ids=positions,
         )
         _check_positions(batch, auxiliary)
         return batch
@@ -150,15 +165,8 @@ class Batch:
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """The batch with each of its tensors changed alike."""
-        return Batch(
-            input_ids=change(self.input_ids),
-            attended=change(self.attended),
-            segments=change(self.segments),
-            train=change(self.train),
-            loss=change(self.loss),
-            evaluate=change(self.evaluate),
-            given_positions=None if self.given_positions is None else change(self.given_positions),
-        )
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: change(tensor) for name, tensor in given.items() if tensor is not None})
 
     @cached_property
     def _copies(self) -> dict[torch.device, Batch]:
@@ -172,63 +180,67 @@ class Batch:
     @cached_property
     def predicts(self) -> Bool[Tensor, "B T"]:
         """Positions t whose next token stands in the same segment, both attended."""
-        following = self.attended & self.attended.roll(-1, dims=1) & (self.segments == self.segments.roll(-1, dims=1))
+        following = (
+            self.attention_mask
+            & self.attention_mask.roll(-1, dims=1)
+            & (self.segment_ids == self.segment_ids.roll(-1, dims=1))
+        )
         following[:, -1] = False
         return following
 
     @cached_property
-    def scored(self) -> Bool[Tensor, "B T"]:
+    def train_positions(self) -> Bool[Tensor, "B T"]:
         """Positions t whose next token is a training target."""
-        return self.predicts & (self.train & self.loss).roll(-1, dims=1)
+        return self.predicts & (self.train_mask & self.loss_mask).roll(-1, dims=1)
 
     @cached_property
-    def evaluates(self) -> Bool[Tensor, "B T"]:
+    def evaluation_positions(self) -> Bool[Tensor, "B T"]:
         """Positions t whose next token is evaluated."""
-        return self.predicts & self.evaluate.roll(-1, dims=1)
+        return self.predicts & self.score_mask.roll(-1, dims=1)
 
     @cached_property
     def evaluation_mask(self) -> Bool[Tensor, "B T"]:
-        """The evaluated tokens themselves, one to the right of `evaluates`."""
-        return self.evaluates.roll(1, dims=1)
+        """The evaluated tokens themselves, one to the right of `evaluation_positions`."""
+        return self.evaluation_positions.roll(1, dims=1)
 
     @cached_property
     def distances(self) -> Int[Tensor, "B T"]:
         """Each token's number among the tokens of its segment and the shared ones before it; padding counts nothing."""
-        shared = self.attended & (self.segments == SHARED)
+        shared = self.attention_mask & (self.segment_ids == SHARED)
         result = (shared.cumsum(1) - 1) * shared
         num_shared = shared.sum(1, keepdim=True)
-        for segment in self.segments.unique().tolist():
+        for segment in self.segment_ids.unique().tolist():
             if segment != SHARED:
-                own = self.attended & (self.segments == segment)
+                own = self.attention_mask & (self.segment_ids == segment)
                 result = torch.where(own, num_shared + own.cumsum(1) - 1, result)
         return result
 
     @cached_property
     def num_reached(self) -> int:
         """Tokens up to the last that a training target is predicted from: the loss depends on no later one."""
-        reached = self.scored.any(0).nonzero()
+        reached = self.train_positions.any(0).nonzero()
         return int(reached[-1]) + 1 if len(reached) else 1
 
     @cached_property
     def positions(self) -> Int[Tensor, "B T"]:
         """Position ids: the user's, or the distances; 0 for padding."""
-        return self.distances if self.given_positions is None else self.given_positions * self.attended
+        return self.distances if self.position_ids is None else self.position_ids * self.attention_mask
 
     def is_plain(self) -> bool:
         """Whether causality alone says who sees whom: one segment, and padding at most on the right.
 
         Padding on the right then sees tokens that it should not, but nothing sees it, and its outputs are not used.
         """
-        one_segment = bool((self.segments == self.segments[:, :1]).all())
-        return one_segment and bool((self.attended[:, :-1] >= self.attended[:, 1:]).all())
+        one_segment = bool((self.segment_ids == self.segment_ids[:, :1]).all())
+        return one_segment and bool((self.attention_mask[:, :-1] >= self.attention_mask[:, 1:]).all())
 
     def visible(self, window: int | None = None, *, first: int = 0) -> Bool[Tensor, "B Q T"]:
         """visible[b, t, j]: token t (from `first` on) sees token j. Padding sees itself alone: no softmax is empty."""
         tokens = torch.arange(self.input_ids.shape[1], device=self.input_ids.device)
         asking = tokens[first:, None]
-        query_segments, key_segments = self.segments[:, first:, None], self.segments[:, None, :]
+        query_segments, key_segments = self.segment_ids[:, first:, None], self.segment_ids[:, None, :]
         seen = (asking >= tokens) & ((query_segments == key_segments) | (key_segments == SHARED))
-        seen = seen & self.attended[:, first:, None] & self.attended[:, None, :]
+        seen = seen & self.attention_mask[:, first:, None] & self.attention_mask[:, None, :]
         if window is not None:
             seen = seen & (self.distances[:, first:, None] - self.distances[:, None, :] < window)
         return seen | (asking == tokens)
@@ -290,21 +302,21 @@ def _first_row(rows: Tensor) -> int:
 
 
 def _check_rows(batch: Batch) -> None:
-    empty = ~batch.attended.any(1)
+    empty = ~batch.attention_mask.any(1)
     if empty.any():
         raise InputError(f"row {_first_row(empty)} is all padding: its attention_mask is 0 everywhere")
-    shared = batch.attended & (batch.segments == SHARED)
-    late = shared & ((batch.attended & ~shared).cumsum(1) > 0)
+    shared = batch.attention_mask & (batch.segment_ids == SHARED)
+    late = shared & ((batch.attention_mask & ~shared).cumsum(1) > 0)
     if late.any():
         row, token = late.nonzero()[0].tolist()
         raise InputError(f"token {token} of row {row} is shared (segment id -1) but stands after a segment's token")
 
 
 def _check_training(batch: Batch) -> None:
-    untrained = ~batch.train.any(1)
+    untrained = ~batch.train_mask.any(1)
     if untrained.any():
         raise InputError(f"row {_first_row(untrained)} has an empty training part: its train_mask is 0 everywhere")
-    unscored = ~batch.scored.any(1)
+    unscored = ~batch.train_positions.any(1)
     if unscored.any():
         warnings.warn(
             f"row {_first_row(unscored)} has no training target (a target is a token of train_mask and loss_mask "
@@ -315,11 +327,11 @@ def _check_training(batch: Batch) -> None:
 
 
 def _check_positions(batch: Batch, auxiliary: Auxiliary) -> None:
-    if batch.given_positions is not None and not auxiliary.takes_position_ids():
+    if batch.position_ids is not None and not auxiliary.takes_position_ids():
         raise InputError(f"position_ids cannot be given to {auxiliary.family}: ALiBi counts the visible tokens itself")
     if auxiliary.max_positions is None:
         return
-    longest = int(batch.positions[batch.attended].max()) + 1
+    longest = int(batch.positions[batch.attention_mask].max()) + 1
     if longest <= auxiliary.max_positions:
         return
     message = f"a sequence reaches {longest} positions but {auxiliary.name} was built for {auxiliary.max_positions}"

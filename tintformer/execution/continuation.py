@@ -11,14 +11,14 @@ from torch import Tensor
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.errors import InputError
 from tintformer.execution.batch import Batch
-from tintformer.execution.kv_cache import Memory
+from tintformer.execution.kv_cache import KeyValueCache
 
 
 class Continuation(ABC):
     """A batch after its training, and the stream at the head's input of the tokens that were read last."""
 
-    def __init__(self, auxiliary: Auxiliary, batch: Batch, memory: Memory | None, x: Float[Tensor, "B n D"]):
-        self.auxiliary, self.batch, self.memory, self.x = auxiliary, batch, memory, x
+    def __init__(self, auxiliary: Auxiliary, batch: Batch, cache: KeyValueCache | None, x: Float[Tensor, "B n D"]):
+        self.auxiliary, self.batch, self.cache, self.x = auxiliary, batch, cache, x
 
     @property
     def length(self) -> int:
@@ -28,10 +28,10 @@ class Continuation(ABC):
     @torch.no_grad()
     def extend(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> None:
         """Read more tokens with the weights as they are now; `attention_mask` is that of all tokens."""
-        if self.memory is None:
-            raise InputError("nothing was kept to go on from: begin with remember=True")
+        if self.cache is None:
+            raise InputError("nothing was kept to go on from: begin with keep_cache=True")
         batch = self.batch.extended(self.auxiliary, input_ids, attention_mask)
-        self.x = self._read(batch, self.memory, self.length)
+        self.x = self._read(batch, self.cache, self.length)
         self.batch = batch
 
     @torch.no_grad()
@@ -44,8 +44,8 @@ class Continuation(ABC):
         """Go on from these sequences, in this order."""
         rows = rows.to(self.x.device)
         self.batch, self.x = self.batch.select(rows), self.x.index_select(0, rows)
-        if self.memory is not None:
-            self.memory.reorder(rows)
+        if self.cache is not None:
+            self.cache.reorder(rows)
         self._reorder_updates(rows)
 
     def crop(self, length: int) -> None:
@@ -55,10 +55,10 @@ class Continuation(ABC):
     @property
     def seen(self) -> Bool[Tensor, "B T"]:
         """The attention mask of all tokens read so far."""
-        return self.batch.attended
+        return self.batch.attention_mask
 
     @abstractmethod
-    def _read(self, batch: Batch, memory: Memory, start: int) -> Float[Tensor, "B n D"]:
+    def _read(self, batch: Batch, cache: KeyValueCache, start: int) -> Float[Tensor, "B n D"]:
         """The stream at the head's input of the tokens from `start` on."""
 
     @abstractmethod

@@ -1,73 +1,89 @@
-"""What every engine offers: run a batch, say what the model predicts after (and before) learning, and what moved."""
+"""What an engine offers: every engine runs a batch; some can also adapt once for many uses, or go on token by token.
+
+Ask for a capability by its name (`isinstance(engine, Adapts)`), never for an engine by its class.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
+from tintformer.auxiliary.description import Auxiliary, compute_dtype, ops
 from tintformer.auxiliary.ops import Weight
 from tintformer.execution.batch import Batch
-from tintformer.rule.head import token_loss
+from tintformer.execution.executor import Executor
+from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.trainable import trainable_weights
 
-
-@dataclass(frozen=True, kw_only=True)
-class Predictions:
-    """What a model says of a batch: the loss of every evaluation token, and logits where they were asked for."""
-
-    losses: Float[Tensor, " evaluated"]
-    """Negative log-likelihoods in nats, in row-major order of `Batch.evaluates`."""
-    logits: Float[Tensor, "positions V"] | None
-    """In row-major order of the positions asked for."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineResult:
-    """Predictions after (and before) learning, and the update of each sequence."""
-
-    after: Predictions
-    before: Predictions | None
-    updates: Callable[[int], dict[str, Tensor]]
-    """The change of every movable parameter in one row, by Hugging Face name, shape and orientation."""
+if TYPE_CHECKING:
+    from tintformer.execution.continuation import Continuation
+    from tintformer.execution.hooks import Hooks
+    from tintformer.execution.output import EngineResult
 
 
 @runtime_checkable
 class Engine(Protocol):
     """An executable form of the learning rule on one auxiliary."""
 
+    @property
+    def auxiliary(self) -> Auxiliary: ...
+
+    @property
+    def rule(self) -> LearningRule: ...
+
+    @property
+    def hooks(self) -> Hooks | None:
+        """The hooks of its passes; None where it is not the walk that runs them."""
+        ...
+
     def run(self, batch: Batch, *, logits_at: Bool[Tensor, "B T"] | None, before: bool) -> EngineResult:
         """Train every sequence on its own, then predict; `logits_at` contains the evaluated positions."""
         ...
 
 
-def predict(
-    batch: Batch,
-    x: Float[Tensor, "B T D"],
-    logits_at: Bool[Tensor, "B T"] | None,
-    head: Callable[[Tensor], Tensor],
-) -> Predictions:
-    """Predictions from the stream at the head's input; `head` turns rows of it into logits."""
-    home, batch = batch.input_ids.device, batch.on(x.device)
-    at = batch.evaluates if logits_at is None else logits_at.to(batch.evaluates.device)
-    logits = head(x[at])
-    losses = token_loss(logits[batch.evaluates[at]], batch.targets[batch.evaluates])
-    return Predictions(losses=losses.to(home), logits=None if logits_at is None else logits.to(home))
+@runtime_checkable
+class Adapts(Engine, Protocol):
+    """An engine whose updates can be kept: learnt once, used many times."""
+
+    def adapt(self, batch: Batch) -> Any:
+        """One update from all sequences of the batch, their losses summed."""
+        ...
+
+    def score(self, batch: Batch, updates: Any, *, logits_at: Bool[Tensor, "B T"] | None) -> EngineResult:
+        """Predict with updates that `adapt` has returned; nothing is learnt."""
+        ...
 
 
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Half precisions are computed in float32."""
-    return torch.promote_types(dtype, torch.float32)
+@runtime_checkable
+class Continues(Engine, Protocol):
+    """An engine that can go on after learning, token by token."""
+
+    def begin(self, batch: Batch, *, keep_cache: bool) -> Continuation:
+        """Train every sequence on its own and read it; `keep_cache` keeps the keys and values that going on needs."""
+        ...
 
 
-def to_parameters(deltas: Mapping[Weight, Tensor]) -> dict[str, Tensor]:
-    """Changes of weights, put together as changes of Hugging Face parameters; fused ones have zeros where frozen."""
+def row_updates(executor: Executor[Any], auxiliary: Auxiliary, rule: LearningRule, row: int) -> dict[str, Tensor]:
+    """What one sequence has learnt: the update of every trainable parameter, by Hugging Face name."""
+    every_op = (op for steps in (*auxiliary.blocks, auxiliary.final) for op in ops(steps))
+    found = {weight: update for op in every_op for weight, update in executor.updates_of(op, row).items()}
+    return parameter_updates(found, auxiliary, rule)
+
+
+def parameter_updates(found: Mapping[Weight, Tensor], auxiliary: Auxiliary, rule: LearningRule) -> dict[str, Tensor]:
+    """Updates of weights as those of all trainable Hugging Face parameters; zeros where nothing was learnt.
+
+    Several weights may be parts of one fused parameter, of which the frozen ones stay zero.
+    """
+    dtype = compute_dtype(auxiliary.dtype)
     parameters: dict[str, Tensor] = {}
-    for weight, delta in deltas.items():
+    for weight in trainable_weights(rule, auxiliary):
         if weight.name not in parameters:
-            parameters[weight.name] = torch.zeros_like(weight.source, dtype=delta.dtype)
-        weight.write(delta, into=parameters[weight.name])
+            parameters[weight.name] = torch.zeros_like(weight.source, dtype=dtype)
+        if weight in found:
+            weight.write(found[weight].to(dtype), into=parameters[weight.name])
     return parameters

@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.errors import InputError
-from tintformer.execution.hook_points import HookPoint, When
-from tintformer.execution.observed import Observable, Observed
-from tintformer.execution.rehearsal import rehearse
-from tintformer.execution.walk import Executor
+from tintformer.execution.batch import Batch
+from tintformer.execution.executor import Executor
+from tintformer.execution.hook_points import HookPoint, Listener, ObservedExecutor, When, rehearse
 from tintformer.rule.learning_rule import LearningRule
-
-if TYPE_CHECKING:
-    from tintformer.execution.batch import Batch
 
 X = TypeVar("X")
 Function = Callable[[Tensor, HookPoint], Tensor | None]
 """Given a value and its point; what it returns, if anything, takes the value's place."""
 Seen = dict[tuple[When, str], Tensor]
 """Values by point: `seen["after", "blocks.3.down.output"]`, `seen[1, "blocks.3.down.gradient"]`."""
-
-
-class _Runs(Observable[X], Protocol[X]):
-    batch: Batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,23 +76,21 @@ class Hooks:
         with self._standing([Hook(pattern, keep, when) for pattern in patterns]):
             yield seen
 
-    def observed(self, executor: _Runs[X], when: When) -> Executor[X]:
-        """The executor for one pass: itself, or one that tells the hooks."""
-        if not self._hooks:
-            return executor
-        return Observed(executor, self, when=when, num_steps=self.rule.steps, num_reached=executor.batch.num_reached)
+    def observed(self, executor: Executor[X], batch: Batch) -> Executor[X]:
+        """The executor for one pass over a batch: itself, or one that shows its values to the hooks."""
+        return ObservedExecutor(executor, self._listener_at, batch.num_reached) if self._hooks else executor
 
-    def at(self, point: HookPoint) -> Callable[[Tensor], Tensor] | None:
+    def _listener_at(self, point: HookPoint) -> Listener | None:
         hooks = [hook for hook in self._hooks if hook.stands_at(point)]
         if not hooks:
             return None
 
-        def tell(value: Tensor) -> Tensor:
+        def show(value: Tensor) -> Tensor:
             for hook in hooks:
                 value = hook(value, point)
             return value
 
-        return tell
+        return show
 
     @contextmanager
     def _standing(self, hooks: Sequence[Hook]) -> Generator[None]:
@@ -114,3 +104,35 @@ class Hooks:
             yield
         finally:
             self._hooks = [hook for hook in self._hooks if hook not in hooks]
+
+
+class Watchable:
+    """Something that runs passes which can be watched."""
+
+    @property
+    def hooks(self) -> Hooks:
+        """The hooks of its passes."""
+        raise NotImplementedError
+
+    def points(self) -> list[HookPoint]:
+        """Every point of a pass where a hook may stand, as `(when, name)`, in order.
+
+        Those of the pass `before` learning are met only where `before=True` asks for it.
+        """
+        return self.hooks.points()
+
+    def watch(self, *patterns: str, when: When | None = None) -> AbstractContextManager[Seen]:
+        """Keep the values at every point whose name fits a pattern: `with model.watch("blocks.*.down.output") as seen`.
+
+        They are found by pass and name, `seen["after", "blocks.3.down.output"]`. `when` restricts the pass. A later
+        call inside of the context replaces what an earlier one left.
+        """
+        return self.hooks.watch(*patterns, when=when)
+
+    def hook(self, pattern: str, function: Function, *, when: When | None = None) -> AbstractContextManager[None]:
+        """Call `function(value, point)` at every point whose name fits the pattern; what it returns replaces the value.
+
+        It may return None to leave the value alone, and must not change it in place. Several hooks at one point are
+        called in the order in which they were set, each with the answer of the one before.
+        """
+        return self.hooks.hook(pattern, function, when=when)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-class Memory:
+class KeyValueCache:
     """Keys and values by the name of their attention; sequences are the first axis, tokens the last but one."""
 
     def __init__(self) -> None:

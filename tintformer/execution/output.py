@@ -1,4 +1,4 @@
-"""What a pass returns."""
+"""What a pass returns: predictions and updates by an engine, and what the user gets of them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,53 @@ from torch import Tensor
 
 from tintformer.errors import InputError
 from tintformer.execution.batch import Batch
-from tintformer.execution.engine import Predictions
+from tintformer.rule.head import token_loss
 
 Logits = Literal["all", "evaluation", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictions:
+    """What a model says of a batch: the loss of every evaluation token, and logits where they were asked for."""
+
+    losses: Float[Tensor, " evaluated"]
+    """Negative log-likelihoods in nats, in row-major order of `Batch.evaluation_positions`."""
+    logits: Float[Tensor, "positions V"] | None
+    """In row-major order of the positions asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineResult:
+    """Predictions after (and before) learning, and the update of each sequence."""
+
+    after: Predictions
+    before: Predictions | None
+    updates: Callable[[int], dict[str, Tensor]]
+    """The update of every trainable parameter in one row, by Hugging Face name, shape and orientation."""
+
+
+def predict(
+    batch: Batch,
+    x: Float[Tensor, "B T D"],
+    logits_at: Bool[Tensor, "B T"] | None,
+    head: Callable[[Tensor], Tensor],
+) -> Predictions:
+    """Predictions from the stream at the head's input; `head` turns rows of it into logits."""
+    home, batch = batch.input_ids.device, batch.on(x.device)
+    evaluated = batch.evaluation_positions
+    at = evaluated if logits_at is None else logits_at.to(evaluated.device)
+    logits = head(x[at])
+    losses = token_loss(logits[evaluated[at]], batch.targets[evaluated])
+    return Predictions(losses=losses.to(home), logits=None if logits_at is None else logits.to(home))
 
 
 def positions_of(logits: Logits, batch: Batch) -> Bool[Tensor, "B T"] | None:
     """The positions whose logits are asked for; None for none."""
     if logits not in get_args(Logits):
         raise InputError(f"logits={logits!r} is unknown; choose one of {', '.join(get_args(Logits))}")
-    return {"all": torch.ones_like(batch.evaluates), "evaluation": batch.evaluates, "none": None}[logits]
+    return {"all": torch.ones_like(batch.evaluation_positions), "evaluation": batch.evaluation_positions, "none": None}[
+        logits
+    ]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -43,14 +80,8 @@ class TintOutput:
     _updates: Callable[[int], dict[str, Tensor]] = field(repr=False)
 
     @classmethod
-    def of(
-        cls,
-        batch: Batch,
-        after: Predictions,
-        before: Predictions | None,
-        updates: Callable[[int], dict[str, Tensor]],
-    ) -> TintOutput:
-        """Bring an engine's predictions into the batch's shape."""
+    def of(cls, batch: Batch, result: EngineResult) -> TintOutput:
+        """Bring an engine's result into the batch's shape."""
 
         def losses(predictions: Predictions | None) -> tuple[Tensor | None, Tensor | None]:
             if predictions is None:
@@ -65,22 +96,22 @@ class TintOutput:
             everywhere = len(predictions.logits) == batch.input_ids.numel()
             return predictions.logits.view(*batch.input_ids.shape, -1) if everywhere else predictions.logits
 
-        loss, token_loss = losses(after)
-        loss_before, token_loss_before = losses(before)
+        loss, token_loss = losses(result.after)
+        loss_before, token_loss_before = losses(result.before)
         assert token_loss is not None
         return cls(
             loss=loss,
             token_loss=token_loss,
             evaluation_mask=batch.evaluation_mask,
-            logits=logits(after),
-            logits_before=logits(before),
+            logits=logits(result.after),
+            logits_before=logits(result.before),
             loss_before=loss_before,
             token_loss_before=token_loss_before,
-            _updates=updates,
+            _updates=result.updates,
         )
 
     def updates(self, row: int | None = None) -> dict[str, Tensor]:
-        """The change of every movable parameter: Hugging Face's names, shapes and orientation.
+        """The update of every trainable parameter: Hugging Face's names, shapes and orientation.
 
         Every sequence learns on its own, so a batch of several needs the `row` whose update is meant.
         """

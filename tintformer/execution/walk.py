@@ -1,106 +1,52 @@
 """The one walk over an auxiliary: forward with a tape, backward and descent, in order, whatever executes an op.
 
-An engine gives an `Executor`; the walk decides what runs when. Streams (`X`) are opaque here: tensors for the
-reference and the fast engine, the constructed transformer's own stream for the simulator.
+An engine gives an `Executor`; the walk decides what runs when, and says so: `begin(Stage(...))` before each part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
-
-from torch import Tensor
+from typing import Any, Literal, TypeVar
 
 from tintformer.auxiliary.description import Auxiliary
-from tintformer.auxiliary.ops import Fork, Join, Move, Op, Step
+from tintformer.auxiliary.ops import Fork, Move, Step
+from tintformer.execution.batch import Batch
+from tintformer.execution.executor import Executor, Stage
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.trainable import moving
-
-if TYPE_CHECKING:
-    import torch
+from tintformer.rule.trainable import trained_weights
 
 X = TypeVar("X")
 
 
-@runtime_checkable
-class Executor(Protocol[X]):
-    """What runs an op. `saved` is whatever the executor's own backward and descent need."""
-
-    def embed(self) -> X:
-        """The stream below the first block."""
-        ...
-
-    def training_part(self, x: X) -> X:
-        """The stream as far as training needs it; tokens that no loss depends on may be left out."""
-        ...
-
-    def forward(self, op: Op | Join, inputs: tuple[X, ...]) -> tuple[X, Any]:
-        """The op's output with the current weights, and what to save."""
-        ...
-
-    def backward(self, op: Op | Join, saved: Any, gradient: X) -> tuple[X | None, ...]:
-        """The gradient of each input; None where the rule lets none pass."""
-        ...
-
-    def descend(self, op: Op | Join, saved: Any, gradient: X) -> None:
-        """Move the op's parameters; called after its backward, only if the rule moves any of them."""
-        ...
-
-    def move(self, x: X, device: torch.device) -> X:
-        """A stream or a gradient on another device."""
-        ...
-
-    def add(self, terms: Sequence[X]) -> X:
-        """The sum of gradients that meet at a fork."""
-        ...
-
-    def loss_gradient(self, x: X) -> X:
-        """The gradient of the loss at the input of the head."""
-        ...
-
-
-@runtime_checkable
-class Readable(Executor[X], Protocol[X]):
-    """An executor whose streams can be read and written, so that it can be checked and looked into op by op."""
-
-    def plain(self, stream: X, /) -> Tensor:
-        """What a stream carries: `[B, T, width]`, or its first tokens where `training_part` has left out the rest."""
-        ...
-
-    def stream(self, tensor: Tensor, like: X, /) -> X:
-        """A stream of the form of `like` that carries `tensor` instead; `like` stays as it is."""
-        ...
-
-
 @dataclass(frozen=True)
-class Record:
-    """One entry of the tape."""
+class TapeEntry:
+    """One step of the forward pass, with what its backward pass needs."""
 
     step: Step
     saved: Any
-    branches: tuple[list[Record], ...] = ()
+    branches: tuple[list[TapeEntry], ...] = ()
 
 
-def forward(executor: Executor[X], steps: Sequence[Step], x: X) -> tuple[X, list[Record]]:
+def forward(executor: Executor[X], steps: Sequence[Step], x: X) -> tuple[X, list[TapeEntry]]:
     """Run the steps and keep what backward needs."""
-    tape: list[Record] = []
+    tape: list[TapeEntry] = []
     for step in steps:
         if isinstance(step, Fork):
             runs = [forward(executor, branch, x) for branch in step.branches]
             x, saved = executor.forward(step.join, tuple(output for output, _ in runs))
-            tape.append(Record(step, saved, tuple(branch_tape for _, branch_tape in runs)))
+            tape.append(TapeEntry(step, saved, tuple(branch_tape for _, branch_tape in runs)))
         elif isinstance(step, Move):
             x = executor.move(x, step.device)
-            tape.append(Record(step, None))
+            tape.append(TapeEntry(step, None))
         else:
             x, saved = executor.forward(step, (x,))
-            tape.append(Record(step, saved))
+            tape.append(TapeEntry(step, saved))
     return x, tape
 
 
 def backward(
-    executor: Executor[X], rule: LearningRule, tape: Sequence[Record], gradient: X, *, pass_on: bool = True
+    executor: Executor[X], rule: LearningRule, tape: Sequence[TapeEntry], gradient: X, *, pass_on: bool = True
 ) -> X | None:
     """Send the gradient back along the tape; each op descends once its own backward has read the old weights.
 
@@ -110,6 +56,7 @@ def backward(
         step, saved = tape[index].step, tape[index].saved
         wanted = pass_on or index > 0
         if isinstance(step, Fork):
+            # A branch without steps is a residual: it hands its gradient on as it is, if anybody wants it.
             arriving = [
                 backward(executor, rule, branch, branch_gradient, pass_on=wanted)
                 for branch, branch_gradient in zip(
@@ -121,10 +68,11 @@ def backward(
         elif isinstance(step, Move):
             below = executor.move(gradient, step.origin)
         else:
+            # In this order: a gradient passes through the weights of the forward pass, and only then do they change.
             below = executor.backward(step, saved, gradient)[0] if wanted else None
-            if moving(rule, step):
+            if trained_weights(rule, step):
                 executor.descend(step, saved, gradient)
-        if below is None:
+        if below is None:  # the lowest step, or one whose branches pass nothing on
             return None
         gradient = below
     return gradient
@@ -149,36 +97,47 @@ def train(executor: Executor[X], auxiliary: Auxiliary, rule: LearningRule) -> tu
     Blocks below the trained ones never change, so they run once for all steps and for whatever comes after.
     """
     num_frozen = len(auxiliary.blocks) - rule.num_trained(len(auxiliary.blocks))
+    executor.begin(Stage("below"))
     below = executor.embed()
     for block in auxiliary.blocks[:num_frozen]:
         below = run_without_tape(executor, block, below)
     trained = [step for block in auxiliary.blocks[num_frozen:] for step in block] + list(auxiliary.final)
     seen = executor.training_part(below)
-    for _ in range(rule.steps):
-        _descend_once(executor, rule, trained, seen)
+    for number in range(1, rule.steps + 1):
+        _descend_once(executor, rule, trained, seen, number)
     return below, trained
 
 
-def _descend_once(executor: Executor[X], rule: LearningRule, steps: Sequence[Step], x: X) -> None:
-    """One step of descent; its tape does not outlive it."""
+def _descend_once(executor: Executor[X], rule: LearningRule, steps: Sequence[Step], x: X, number: int) -> None:
+    """One step of descent; a function of its own, so that its tape does not outlive it."""
+    executor.begin(Stage("forward", number))
     x, tape = forward(executor, steps, x)
+    executor.begin(Stage("backward", number))
     backward(executor, rule, tape, executor.loss_gradient(x), pass_on=False)
 
 
 def train_in_the_pass(executor: Executor[X], auxiliary: Auxiliary, rule: LearningRule) -> X:
     """Train, then run the forward pass with the final weights: the stream at the head's input."""
     below, trained = train(executor, auxiliary, rule)
+    executor.begin(Stage("after"))
     return run_without_tape(executor, trained, below)
 
 
-def forward_pass(executor: Executor[X], auxiliary: Auxiliary) -> X:
-    """The auxiliary as it is: the stream at the head's input, nothing trained."""
+def forward_pass(executor: Executor[X], auxiliary: Auxiliary, phase: Literal["before", "after"] = "after") -> X:
+    """A whole pass without learning: the stream at the head's input."""
+    executor.begin(Stage(phase))
+    return read(executor, auxiliary)
+
+
+def read(executor: Executor[X], auxiliary: Auxiliary) -> X:
+    """Run all blocks in whatever stage the executor is."""
     x = executor.embed()
     for block in (*auxiliary.blocks, auxiliary.final):
         x = run_without_tape(executor, block, x)
     return x
 
 
-def learn_and_read(executor: Executor[X], auxiliary: Auxiliary, rule: LearningRule, *, learn: bool) -> X:
+def learn_and_read(executor: Executor[X], auxiliary: Auxiliary, rule: LearningRule, batch: Batch) -> X:
     """`train_in_the_pass`, or, where there is nothing to learn from, the forward pass alone."""
-    return train_in_the_pass(executor, auxiliary, rule) if learn else forward_pass(executor, auxiliary)
+    learns = bool(batch.train_positions.any())
+    return train_in_the_pass(executor, auxiliary, rule) if learns else forward_pass(executor, auxiliary)

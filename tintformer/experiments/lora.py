@@ -82,22 +82,13 @@ def learn(auxiliary: Auxiliary, lora: Lora, batch: Batch) -> Tuned:
 
 def learn_each(auxiliary: Auxiliary, lora: Lora, batch: Batch, *, logits: Logits = "all") -> TintOutput:
     """Every sequence learns on its own and is then predicted; the result is that of `Tint(...)`."""
-    import torch
-
-    from tintformer.engines.fast.fast_engine import changes, predictions
-    from tintformer.engines.fast.fast_executor import FastExecutor
-    from tintformer.execution import walk
+    from tintformer.engines.fast import FastEngine
     from tintformer.execution.output import TintOutput, positions_of
 
     wanted = positions_of(logits, batch)
     adapters = _Adapters(auxiliary, lora)
     updates = _one_a_row([adapters.train(_examples(batch, [row])) for row in range(len(batch.input_ids))])
-    with torch.no_grad():
-        executor = FastExecutor(auxiliary, lora.rule, batch, updates=updates)
-        x = walk.forward_pass(executor, auxiliary)
-        executor.check(x)
-        after = predictions(executor, x, wanted)
-    return TintOutput.of(batch, after, None, lambda row: changes(auxiliary, lora.rule, updates, row))
+    return TintOutput.of(batch, FastEngine(auxiliary, lora.rule).score(batch, updates, logits_at=wanted))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -124,7 +115,7 @@ def _examples(batch: Batch, rows: Iterable[int]) -> Iterator[_Examples]:
     from tintformer.execution.batch import SHARED
 
     for row in rows:
-        attended, segments, unused = batch.attended[row], batch.segments[row], batch.scored[row]
+        attended, segments, unused = batch.attention_mask[row], batch.segment_ids[row], batch.train_positions[row]
         shared = attended & (segments == SHARED)
         for segment in segments[attended & ~shared].unique().tolist() or [SHARED]:
             visible = shared | attended & (segments == segment)

@@ -212,39 +212,39 @@ def _loss(auxiliary: Auxiliary, rule: LearningRule, engine: str, inner: _Inner, 
 
 def _hold_out(auxiliary: Auxiliary, batch: Batch, *, segments: bool, losses: bool) -> _Inner:
     """Split the training part, and cut away the columns without training tokens."""
-    count = batch.train.sum(1, keepdim=True)
+    count = batch.train_mask.sum(1, keepdim=True)
     held_out = (count // HELD_OUT).clamp(min=1)
-    train = batch.train & (batch.train.cumsum(1) <= count - held_out)
+    train = batch.train_mask & (batch.train_mask.cumsum(1) <= count - held_out)
     if short := (train.sum(1) < 3).nonzero().flatten().tolist():
         raise InputError(
             f"row {short[0]} has {int(count[short[0]])} training tokens; choosing a learning rate needs at least 4 "
             "(3 to train, 1 to score): use more tokens, or give the rate as a number"
         )
-    columns = batch.train.any(0).nonzero().flatten()
+    columns = batch.train_mask.any(0).nonzero().flatten()
     cut = slice(int(columns[0]), int(columns[-1]) + 1)
-    common: dict[str, Any] = {"attention_mask": batch.train[:, cut]}
+    common: dict[str, Any] = {"attention_mask": batch.train_mask[:, cut]}
     if segments:
-        common["segment_ids"] = batch.segments[:, cut]
-    if batch.given_positions is not None:
-        common["position_ids"] = batch.given_positions[:, cut]
-    loss_mask = batch.loss[:, cut] if losses else None
+        common["segment_ids"] = batch.segment_ids[:, cut]
+    if batch.position_ids is not None:
+        common["position_ids"] = batch.position_ids[:, cut]
+    loss_mask = batch.loss_mask[:, cut] if losses else None
     inner = Batch.of(auxiliary, batch.input_ids[:, cut], train_mask=train[:, cut], loss_mask=loss_mask, **common)
-    score = inner.evaluation_mask & inner.loss
+    score = inner.evaluation_mask & inner.loss_mask
     _check_targets(inner, score)
     return _Inner(
         input_ids=inner.input_ids,
-        train_mask=inner.train,
+        train_mask=inner.train_mask,
         score_mask=score,
         common=common,
         loss_mask=loss_mask,
-        num_targets=int(inner.scored.sum(1).max()),
-        shortfall=int(batch.scored.sum()) / int(inner.scored.sum()),
+        num_targets=int(inner.train_positions.sum(1).max()),
+        shortfall=int(batch.train_positions.sum()) / int(inner.train_positions.sum()),
     )
 
 
 def _check_targets(inner: Batch, score: Tensor) -> None:
     """Masks and segments may leave too little of what was long enough by the number of its tokens."""
-    num_targets, num_scored = inner.scored.sum(1), score.sum(1)
+    num_targets, num_scored = inner.train_positions.sum(1), score.sum(1)
     poor = ((num_targets < 2) | (num_scored < 1)).nonzero().flatten()
     if len(poor):
         row = int(poor[0])

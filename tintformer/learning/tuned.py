@@ -7,11 +7,11 @@ import hashlib
 import json
 import os
 from collections.abc import Set
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -19,20 +19,18 @@ from torch import Tensor, nn
 from tintformer.auxiliary.description import Auxiliary, ops
 from tintformer.auxiliary.ops import Weight
 from tintformer.auxiliary.placement import placed_parameters
-from tintformer.engines.fast.fast_engine import changes, predictions
-from tintformer.engines.fast.fast_executor import FastExecutor
+from tintformer.engines.fast import FastEngine
 from tintformer.engines.fast.updates import Factors, MatrixUpdate, Updates
 from tintformer.errors import InputError, LoadError, TintError
-from tintformer.execution import walk
-from tintformer.execution.batch import Batch
+from tintformer.execution.batch import Batch, Masks
+from tintformer.execution.engine import parameter_updates
 from tintformer.execution.hook_points import parameter_names
-from tintformer.execution.hooks import Hooks
+from tintformer.execution.hooks import Hooks, Watchable
 from tintformer.execution.output import Logits, TintOutput, positions_of
-from tintformer.execution.watchable import Watchable
 from tintformer.learning.effects import By, UpdateEffects, effects
 from tintformer.learning.update_view import UpdateView
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.trainable import movable
+from tintformer.rule.trainable import trainable_weights
 from tintformer.storage.loading import load
 from tintformer.storage.whole_files import whole_file
 from tintformer.version import __version__
@@ -45,57 +43,47 @@ class Tuned(Watchable):
 
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule, updates: Updates):
         self.auxiliary, self.rule, self._updates = auxiliary, rule, updates
-        self._hooks = Hooks(auxiliary, rule, learns=False)
+        self._engine = FastEngine(auxiliary, rule)
+        self._engine.hooks = Hooks(auxiliary, rule, learns=False)
 
     @property
     def hooks(self) -> Hooks:
-        return self._hooks
+        return self._engine.hooks
 
     @classmethod
     def untrained(cls, auxiliary: Auxiliary) -> Tuned:
         """The model as it is, in the form of one that has learnt: what learning is compared with."""
         return cls(auxiliary, LearningRule(learning_rate=0.0), Updates())
 
-    @torch.no_grad()
     def score(
         self,
         input_ids: Tensor,
         *,
         score_mask: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        segment_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
         logits: Logits = "none",
+        **masks: Unpack[Masks],
     ) -> TintOutput:
         """Predict sequences with the updated weights; nothing is learnt.
 
         `score_mask` restricts the tokens whose loss is taken: with the tokens of a label, `log_probability` is the
-        label's. Without it every token with a predecessor is scored.
+        label's. Without it every token with a predecessor is scored. `masks` are `attention_mask`, `segment_ids` and
+        `position_ids`, as in a call of `Tint`.
         """
-        batch = Batch.to_score(
-            self.auxiliary,
-            input_ids,
-            score_mask=score_mask,
-            attention_mask=attention_mask,
-            segment_ids=segment_ids,
-            position_ids=position_ids,
-        )
-        executor = FastExecutor(self.auxiliary, self.rule, batch, updates=self._updates)
-        x = walk.forward_pass(self.hooks.observed(executor, "after"), self.auxiliary)
-        executor.check(x)
-        after = predictions(executor, x, positions_of(logits, batch))
-        return TintOutput.of(batch, after, None, lambda row: self.updates())
+        batch = Batch.to_score(self.auxiliary, input_ids, score_mask=score_mask, **masks)
+        result = self._engine.score(batch, self._updates, logits_at=positions_of(logits, batch))
+        return TintOutput.of(batch, replace(result, updates=lambda row: self.updates()))  # all rows share it
 
     def updates(self) -> dict[str, Tensor]:
-        """The change of every movable parameter: Hugging Face's names, shapes and orientation."""
-        return changes(self.auxiliary, self.rule, self._updates, 0)
+        """The update of every trainable parameter: Hugging Face's names, shapes and orientation."""
+        found = self._updates.formed(trainable_weights(self.rule, self.auxiliary), 0)
+        return parameter_updates(found, self.auxiliary, self.rule)
 
     def update_views(self) -> dict[str, UpdateView]:
-        """Everything that has moved, by op and parameter (`blocks.3.value.weight`): norms, singular values, ranks."""
+        """All that has been learnt, by op and parameter (`blocks.3.value.weight`): norms, singular values, ranks."""
         return {
-            name: UpdateView(name=name, weight=weight, change=change)
+            name: UpdateView(name=name, weight=weight, update=update)
             for name, weight in self._weights.items()
-            if (change := self._change(weight)) is not None
+            if (update := self._update(weight)) is not None
         }
 
     def only(self, *patterns: str) -> Tuned:
@@ -112,25 +100,14 @@ class Tuned(Watchable):
         *,
         by: By = "block",
         score_mask: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        segment_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
+        **masks: Unpack[Masks],
     ) -> UpdateEffects:
         """What each part of the update does to the log-probability of the scored tokens, alone and on top of the rest.
 
-        `by` says what a part is: a "block", an "op" or a "parameter". Every part costs two scores of the sequences.
+        `by` says what a part is: a "block", an "op" or a "parameter". Every part costs two scores of the sequences;
+        `score_mask` and `masks` are those of `score`.
         """
-
-        def losses(model: Tuned) -> Tensor:
-            return model.score(
-                input_ids,
-                score_mask=score_mask,
-                attention_mask=attention_mask,
-                segment_ids=segment_ids,
-                position_ids=position_ids,
-            ).token_loss
-
-        return effects(self, losses, by)
+        return effects(self, lambda tuned: tuned.score(input_ids, score_mask=score_mask, **masks).token_loss, by)
 
     @property
     def _weights(self) -> dict[str, Weight]:
@@ -138,7 +115,7 @@ class Tuned(Watchable):
         steps = chain(*self.auxiliary.blocks, self.auxiliary.final)
         return {name: weight for op in ops(tuple(steps)) for weight, name in parameter_names(op).items()}
 
-    def _change(self, weight: Weight) -> MatrixUpdate | Tensor | None:
+    def _update(self, weight: Weight) -> MatrixUpdate | Tensor | None:
         vector = self._updates.vectors.get(weight)
         return self._updates.matrices.get(weight) if vector is None else vector[0]
 
@@ -167,7 +144,7 @@ class Tuned(Watchable):
         """A plain Hugging Face model with the updated weights, in evaluation mode.
 
         It is independent of the auxiliary unless `share` is set: then it holds the auxiliary's own tensors wherever
-        nothing has moved, which saves their memory but must not be trained.
+        nothing has been learnt, which saves their memory but must not be trained.
         """
         model = self.auxiliary.model
         if any(parameter.is_meta for parameter in model.parameters()):
@@ -177,14 +154,14 @@ class Tuned(Watchable):
             )
         tensors = chain(model.parameters(), model.buffers()) if share else ()
         result = copy.deepcopy(model, memo={id(tensor): tensor for tensor in tensors})
-        for name, change in self.updates().items():
+        for name, update in self.updates().items():
             module, _, attribute = name.rpartition(".")
             parent, old = result.get_submodule(module), result.get_parameter(name)
-            setattr(parent, attribute, nn.Parameter(old + change.to(old), requires_grad=old.requires_grad))
+            setattr(parent, attribute, nn.Parameter(old + update.to(old), requires_grad=old.requires_grad))
         return result.eval()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the update as safetensors: factors or full changes, whichever is smaller, and the base's hash."""
+        """Write the update as safetensors: factors or full updates, whichever is smaller, and the base's hash."""
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
@@ -194,8 +171,8 @@ class Tuned(Watchable):
             if weight in self._updates.vectors:
                 tensors[f"{key}|vector"] = self._updates.vectors[weight]
             update = self._updates.matrices.get(weight)
-            if update is not None and update.delta is not None:
-                tensors[f"{key}|delta"] = update.delta
+            if update is not None and update.dense is not None:
+                tensors[f"{key}|delta"] = update.dense
             for number, factors in enumerate(update.factors if update is not None else ()):
                 tensors[f"{key}|x{number}"], tensors[f"{key}|g{number}"] = factors.x, factors.g
                 rates[f"{key}|{number}"] = factors.rate
@@ -232,7 +209,7 @@ class Tuned(Watchable):
         for key, weight in _keys(auxiliary, rule).items():
             if f"{key}|vector" in tensors:
                 updates.vectors[weight] = tensors[f"{key}|vector"].to(weight.home)
-            delta = tensors.get(f"{key}|delta")
+            dense = tensors.get(f"{key}|delta")
             factors = [
                 Factors(
                     tensors[f"{key}|x{number}"].to(weight.home),
@@ -241,9 +218,9 @@ class Tuned(Watchable):
                 )
                 for number, rate in enumerate(_in_order(rates, key))
             ]
-            if delta is not None or factors:
-                delta = None if delta is None else delta.to(weight.home)
-                updates.matrices[weight] = MatrixUpdate(dual=delta is None, keep=True, factors=factors, delta=delta)
+            if dense is not None or factors:
+                dense = None if dense is None else dense.to(weight.home)
+                updates.matrices[weight] = MatrixUpdate(dual=dense is None, keep=True, factors=factors, dense=dense)
         return cls(auxiliary, rule, updates)
 
 
@@ -254,10 +231,10 @@ def _in_order(rates: dict[str, float], key: str) -> list[float]:
 
 
 def _keys(auxiliary: Auxiliary, rule: LearningRule) -> dict[str, Weight]:
-    """Movable weights by the name under which they are stored; parts of fused parameters have a number."""
+    """Trainable weights by the name under which they are stored; parts of fused parameters have a number."""
     return {
         weight.name if weight.part is None else f"{weight.name}#{weight.part.index}": weight
-        for weight in movable(rule, auxiliary)
+        for weight in trainable_weights(rule, auxiliary)
     }
 
 

@@ -1,4 +1,4 @@
-"""What an update consists of: one parameter's change, its size and its spectrum.
+"""What an update consists of: what one parameter has learnt, its size and its spectrum.
 
 n trained tokens of all steps, I inputs, O outputs.
 """
@@ -18,12 +18,12 @@ from tintformer.engines.fast.updates import MatrixUpdate
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class UpdateView:
-    """How far one parameter has moved; numbers are computed when asked for, from factors where these are smaller."""
+    """The update of one parameter; numbers are computed when asked for, from factors where these are smaller."""
 
     name: str
     """The op and its parameter, `blocks.3.value.weight`: parts of a fused parameter are updates of their own."""
     weight: Weight = field(repr=False)
-    change: MatrixUpdate | Float[Tensor, " O"] = field(repr=False)
+    update: MatrixUpdate | Float[Tensor, " O"] = field(repr=False)
 
     @property
     def parameter(self) -> str:
@@ -32,8 +32,8 @@ class UpdateView:
 
     @property
     def delta(self) -> Float[Tensor, ...]:
-        """The change itself, formed; a matrix is oriented `[out, in]`."""
-        return self.change.row(0) if isinstance(self.change, MatrixUpdate) else self.change
+        """The update itself, formed; a matrix is oriented `[out, in]`."""
+        return self.update.row(0) if isinstance(self.update, MatrixUpdate) else self.update
 
     @cached_property
     def singular_values(self) -> Float[Tensor, " k"]:
@@ -64,19 +64,19 @@ class UpdateView:
 
     @cached_property
     def _core(self) -> Float[Tensor, "a b"]:
-        """A matrix with the change's singular values, and no larger than it must be.
+        """A matrix with the update's singular values, and no larger than it must be.
 
         With G^T = Q R and X^T = P S (orthonormal columns, triangles), G^T X = Q (R S^T) P^T: R S^T will do, and its
         sides are at most n.
         """
-        change = self.change
-        if isinstance(change, Tensor):
-            return change[:, None]
-        tokens = sum(part.x.shape[1] for part in change.factors)
-        if change.delta is not None or tokens >= min(self.weight.read().shape):
-            return _computable(change.row(0))
-        gradients = torch.cat([_computable(part.g[0]) * -part.rate for part in change.factors])
-        inputs = torch.cat([_computable(part.x[0]) for part in change.factors])
+        update = self.update
+        if isinstance(update, Tensor):
+            return update[:, None]
+        tokens = sum(part.x.shape[1] for part in update.factors)
+        if update.dense is not None or tokens >= min(self.weight.read().shape):
+            return _computable(update.row(0))
+        gradients = torch.cat([_computable(part.g[0]) * -part.rate for part in update.factors])
+        inputs = torch.cat([_computable(part.x[0]) for part in update.factors])
         _, of_gradients = torch.linalg.qr(gradients.mT, mode="r")
         _, of_inputs = torch.linalg.qr(inputs.mT, mode="r")
         return of_gradients @ of_inputs.mT

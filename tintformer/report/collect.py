@@ -27,7 +27,7 @@ from tintformer.learning.text import Encoded
 from tintformer.learning.tint import Tint
 from tintformer.report.pieces import Piece, Words, cut
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.trainable import movable
+from tintformer.rule.trainable import trainable_weights
 
 ALTERNATIVES = 5
 """The most likely tokens that are kept of each prediction."""
@@ -207,7 +207,7 @@ def _top(logits: Tensor | None, targets: list[int], words: Words) -> list[tuple[
 
 def update_norms(auxiliary: Auxiliary, rule: LearningRule, updates: dict[str, Tensor]) -> Iterator[UpdateNorm]:
     """The norm of every op's update, in the order of the forward pass; `updates` by Hugging Face's names."""
-    moving = set(movable(rule, auxiliary))
+    moving = set(trainable_weights(rule, auxiliary))
     squares: dict[str, tuple[float, float]] = {}
     for name, weight in parameters(auxiliary):
         if weight in moving:
@@ -247,7 +247,7 @@ def cosines(auxiliary: Auxiliary, rule: LearningRule, batch: Batch) -> tuple[Cos
     # Rate and steps of the rule do not matter to the direction of its first step.
     step = replace(rule, steps=1, reduction="sum", learning_rate=rate_of_share(auxiliary, truth, SHARE))
     found = simulated_gradient(auxiliary, step, batch, FastEngine(auxiliary, step))
-    moving = set(movable(rule, auxiliary))
+    moving = set(trainable_weights(rule, auxiliary))
     moved = {name for name, weight in parameters(auxiliary) if weight in moving}
     layers = [None, *range(len(auxiliary.blocks))]
     return tuple(_cosine(layer, found, truth, moved) for layer in layers)

@@ -21,7 +21,7 @@ from tintformer.rule.difference import rms
 from tintformer.rule.learning_rule import AttentionGradient, EpsilonMode
 
 
-class Heads(NamedTuple):
+class AttentionHeads(NamedTuple):
     """Queries, keys and values of all heads, positions applied."""
 
     query: Float[Tensor, "B K G Q d"]
@@ -37,7 +37,7 @@ class Rotation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Where:
+class AttentionContext:
     """Who sees whom, and where each token stands: what an attention needs besides its inputs."""
 
     mask: Float[Tensor, "#B 1 1 Q T"]
@@ -52,26 +52,26 @@ def rotation(rotary: Rotary, positions: Int[Tensor, "B T"], dtype: torch.dtype) 
     return Rotation(angles.cos() * rotary.scaling, angles.sin() * rotary.scaling)
 
 
-def split(inputs: Sequence[Float[Tensor, "B T _"]], op: Attend, where: Where) -> Heads:
+def split(inputs: Sequence[Float[Tensor, "B T _"]], op: Attend, context: AttentionContext) -> AttentionHeads:
     """Cut queries, keys and values into heads and rotate the first two to their positions."""
     query, key, value = inputs
     groups = (op.num_key_value_heads, op.num_heads // op.num_key_value_heads)
     query_BKGTd = query.unflatten(-1, (*groups, op.head_dim)).permute(0, 2, 3, 1, 4)
     key_BKTd, value_BKTd = (x.unflatten(-1, (groups[0], op.head_dim)).transpose(1, 2) for x in (key, value))
-    return Heads(_rotate(query_BKGTd, op, where), _rotate(key_BKTd, op, where), value_BKTd)
+    return AttentionHeads(_rotate(query_BKGTd, op, context), _rotate(key_BKTd, op, context), value_BKTd)
 
 
-def merge(heads: Heads, op: Attend, where: Where) -> tuple[Tensor, Tensor, Tensor]:
+def merge(heads: AttentionHeads, op: Attend, context: AttentionContext) -> tuple[Tensor, Tensor, Tensor]:
     """The transpose of `split`: gradients of the heads back to gradients of its three inputs."""
-    query, key = (_rotate(x, op, where, inverse=True) for x in heads[:2])
+    query, key = (_rotate(x, op, context, inverse=True) for x in heads[:2])
     return merge_query(query), merge_key(key), merge_key(heads.value)
 
 
-def _rotate(x: Tensor, op: Attend, where: Where, *, inverse: bool = False) -> Tensor:
+def _rotate(x: Tensor, op: Attend, context: AttentionContext, *, inverse: bool = False) -> Tensor:
     if not isinstance(op.position, Rotary):
         return x
-    assert where.rotation is not None, "rotary positions need their angles"
-    return rotate(x, where.rotation, interleaved=op.position.interleaved, inverse=inverse)
+    assert context.rotation is not None, "rotary positions need their angles"
+    return rotate(x, context.rotation, interleaved=op.position.interleaved, inverse=inverse)
 
 
 def merge_query(query_BKGTd: Float[Tensor, "B K G T d"]) -> Float[Tensor, "B T Hd"]:
@@ -101,36 +101,36 @@ def rotate(
     return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
 
 
-def scores(heads: Heads, op: Attend, where: Where) -> Float[Tensor, "B K G Q T"]:
+def scores(heads: AttentionHeads, op: Attend, context: AttentionContext) -> Float[Tensor, "B K G Q T"]:
     """What the softmax is taken of: scaled products, the ALiBi bias and the mask."""
     result_BKGQT = torch.einsum("BKGtd,BKjd->BKGtj", heads.query, heads.key) * op.scale
     if isinstance(op.position, Alibi):
         # Only differences within a row matter to a softmax, so the key's position alone gives the distance.
         slopes_KG11 = op.position.slopes.to(result_BKGQT).view(op.num_key_value_heads, -1, 1, 1)
-        result_BKGQT = result_BKGQT + slopes_KG11 * where.positions[:, None, None, None].to(result_BKGQT.dtype)
-    return result_BKGQT + where.mask
+        result_BKGQT = result_BKGQT + slopes_KG11 * context.positions[:, None, None, None].to(result_BKGQT.dtype)
+    return result_BKGQT + context.mask
 
 
-def forward(heads: Heads, op: Attend, where: Where) -> Float[Tensor, "B T Hd"]:
-    weights_BKGTT = scores(heads, op, where).softmax(-1)
+def forward(heads: AttentionHeads, op: Attend, context: AttentionContext) -> Float[Tensor, "B T Hd"]:
+    weights_BKGTT = scores(heads, op, context).softmax(-1)
     return merge_query(torch.einsum("BKGtj,BKjd->BKGtd", weights_BKGTT, heads.value))
 
 
 def backward(
-    heads: Heads,
+    heads: AttentionHeads,
     dy: Float[Tensor, "B T Hd"],
     op: Attend,
-    where: Where,
+    context: AttentionContext,
     *,
     scheme: AttentionGradient = "value",
     step: float = 0.0,
     mode: EpsilonMode = "fixed",
 ) -> tuple[Tensor | None, Tensor | None, Tensor]:
     """Gradients of the three inputs; None for queries and keys where only the values are followed."""
-    gradients = head_gradients(heads, dy, op, where, scheme=scheme, step=step, mode=mode)
+    gradients = head_gradients(heads, dy, op, context, scheme=scheme, step=step, mode=mode)
     if gradients.query is None or gradients.key is None:
         return None, None, merge_key(gradients.value)
-    return merge(Heads(gradients.query, gradients.key, gradients.value), op, where)
+    return merge(AttentionHeads(gradients.query, gradients.key, gradients.value), op, context)
 
 
 class HeadGradients(NamedTuple):
@@ -142,17 +142,17 @@ class HeadGradients(NamedTuple):
 
 
 def head_gradients(
-    heads: Heads,
+    heads: AttentionHeads,
     dy: Float[Tensor, "B Q Hd"],
     op: Attend,
-    where: Where,
+    context: AttentionContext,
     *,
     scheme: AttentionGradient,
     step: float,
     mode: EpsilonMode,
 ) -> HeadGradients:
     """What some of the queries (Q of the T tokens) send to all heads; parts of the queries simply add up."""
-    scores_BKGQT = scores(heads, op, where)
+    scores_BKGQT = scores(heads, op, context)
     weights_BKGQT = scores_BKGQT.softmax(-1)
     dy_BKGQd = dy.unflatten(-1, (op.num_key_value_heads, -1, op.head_dim)).permute(0, 2, 3, 1, 4)
     dvalue_BKTd = torch.einsum("BKGqj,BKGqd->BKjd", weights_BKGQT, dy_BKGQd)

@@ -1,4 +1,4 @@
-"""Which parameters a learning rule moves."""
+"""Which weights a learning rule trains: some of the trained blocks and of the final norm, never embeddings or head."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tintformer.auxiliary.ops import Join, Linear, Norm, Op, Weight
 from tintformer.rule.learning_rule import LearningRule
 
 
-def moving(rule: LearningRule, op: Op | Join) -> tuple[Weight, ...]:
+def trained_weights(rule: LearningRule, op: Op | Join) -> tuple[Weight, ...]:
     """The weights of an op on the backward path that descent changes."""
     if isinstance(op, Linear):
         free = op.group == "body" or (op.group == "query_key" and rule.update_query_key)
@@ -23,9 +23,9 @@ def moving(rule: LearningRule, op: Op | Join) -> tuple[Weight, ...]:
     return tuple(weight for weight in candidates if weight is not None)
 
 
-def movable(rule: LearningRule, auxiliary: Auxiliary) -> Iterator[Weight]:
-    """Every weight that the rule may move: those of the trained blocks, then those of the final steps."""
+def trainable_weights(rule: LearningRule, auxiliary: Auxiliary) -> Iterator[Weight]:
+    """Every weight that the rule trains: those of the trained blocks, then those of the final steps."""
     num_trained = rule.num_trained(len(auxiliary.blocks))
     for steps in (*auxiliary.blocks[len(auxiliary.blocks) - num_trained :], auxiliary.final):
         for op in ops(steps):
-            yield from moving(rule, op)
+            yield from trained_weights(rule, op)

@@ -12,7 +12,7 @@ from torch import nn
 
 from tintformer.auxiliary.ops import Activation, Attend, Linear, Norm, Product
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.trainable import moving
+from tintformer.rule.trainable import trained_weights
 from tintformer.simulator.layouts import Layout
 from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward
 from tintformer.simulator.modules.norm import NormBackward, NormDescent, NormForward
@@ -94,7 +94,7 @@ class Maker:
 
     def _descent(self, place: Place) -> nn.Module | None:
         op, rate = place.op, self.rule.learning_rate
-        free = moving(self.rule, op)
+        free = trained_weights(self.rule, op)
         if not free:
             return None
         if isinstance(op, Linear):
@@ -119,7 +119,7 @@ def signature(place: Place, rule: LearningRule) -> tuple[Any, ...]:
             return "linear", op.bias is not None
         case Norm():
             held = op.scale is not None, op.bias is not None
-            return "norm", op.kind, op.epsilon, op.num_groups, held, cuts, len(moving(rule, op))
+            return "norm", op.kind, op.epsilon, op.num_groups, held, cuts, len(trained_weights(rule, op))
         case Activation():
             return "activation", op.function, cuts
         case Product():

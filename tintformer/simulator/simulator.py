@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import os
-from typing import Any, cast
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from tintformer.auxiliary.description import Auxiliary
+from tintformer.auxiliary.description import Auxiliary, compute_dtype
 from tintformer.auxiliary.ops import Weight
 from tintformer.errors import DivergenceError, InputError
 from tintformer.execution import walk
-from tintformer.execution.batch import Batch
+from tintformer.execution.batch import Batch, LearningMasks
 from tintformer.execution.continuation import Continuation
-from tintformer.execution.engine import EngineResult, compute_dtype, predict, to_parameters
-from tintformer.execution.hooks import Hooks
-from tintformer.execution.kv_cache import Memory
-from tintformer.execution.output import Logits, TintOutput, positions_of
-from tintformer.execution.watchable import Watchable
+from tintformer.execution.engine import row_updates
+from tintformer.execution.hooks import Hooks, Watchable
+from tintformer.execution.kv_cache import KeyValueCache
+from tintformer.execution.output import EngineResult, Logits, TintOutput, positions_of, predict
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator import checkpoint, prefix
 from tintformer.simulator.construction import Construction
@@ -85,37 +84,41 @@ class Simulator(nn.Module, Watchable):
     # The pass.
 
     def forward(
-        self, input_ids: Tensor, *, before: bool = False, logits: Logits = "all", **masks: Tensor | None
+        self,
+        input_ids: Tensor,
+        *,
+        train_mask: Tensor,
+        before: bool = False,
+        logits: Logits = "all",
+        **masks: Unpack[LearningMasks],
     ) -> TintOutput:
         """Train on the part under `train_mask`, each sequence on its own, and predict the rest.
 
         The keywords are those of a call of `Tint`, masks included, and mean the same.
         """
-        batch = Batch.of(self.auxiliary, input_ids, **cast(dict[str, Any], masks))
-        result = self.run(batch, logits_at=positions_of(logits, batch), before=before)
-        return TintOutput.of(batch, result.after, result.before, result.updates)
+        batch = Batch.of(self.auxiliary, input_ids, train_mask=train_mask, **masks)
+        return TintOutput.of(batch, self.run(batch, logits_at=positions_of(logits, batch), before=before))
 
     @torch.no_grad()
     def run(self, batch: Batch, *, logits_at: Bool[Tensor, "B T"] | None, before: bool) -> EngineResult:
         """Train every sequence on its own, then predict: the simulator as an engine."""
         executor = SimulatorExecutor(self, batch)
-        untrained = walk.forward_pass(self.hooks.observed(executor, "before"), self.auxiliary) if before else None
-        x = walk.train_in_the_pass(self.hooks.observed(executor, "below"), self.auxiliary, self.rule)
+        observed = self.hooks.observed(executor, batch)
+        untrained = walk.forward_pass(observed, self.auxiliary, "before") if before else None
+        x = walk.train_in_the_pass(observed, self.auxiliary, self.rule)
         return EngineResult(
             after=predict(batch, self._checked(x.data[:, 0]), logits_at, self.head),
             before=None if untrained is None else predict(batch, untrained.data[:, 0], logits_at, self.head),
-            updates=lambda row: to_parameters(executor.changes(row)),
+            updates=lambda row: row_updates(executor, self.auxiliary, self.rule, row),
         )
 
     @torch.no_grad()
-    def begin(self, batch: Batch, *, remember: bool) -> SimulatorContinuation:
-        """Train every sequence on its own and read it; `remember` keeps what it takes to go on."""
-        memory = Memory() if remember else None
-        executor = SimulatorExecutor(self, batch, memory=memory)
-        learn = bool(batch.scored.any())
-        observed = self.hooks.observed(executor, "below" if learn else "after")
-        x = walk.learn_and_read(observed, self.auxiliary, self.rule, learn=learn)
-        return SimulatorContinuation(executor, memory, self._checked(x.data[:, 0]))
+    def begin(self, batch: Batch, *, keep_cache: bool) -> SimulatorContinuation:
+        """Train every sequence on its own and read it; `keep_cache` keeps the keys and values that going on needs."""
+        cache = KeyValueCache() if keep_cache else None
+        executor = SimulatorExecutor(self, batch, cache=cache)
+        x = walk.learn_and_read(self.hooks.observed(executor, batch), self.auxiliary, self.rule, batch)
+        return SimulatorContinuation(executor, cache, self._checked(x.data[:, 0]))
 
     def _checked(self, x: Tensor) -> Tensor:
         if not bool(torch.isfinite(x.sum())):
@@ -196,23 +199,25 @@ class Simulator(nn.Module, Watchable):
         self.head = FeedForward(head_rows, bias, "none")
 
     def _shared(self, weight: Weight) -> nn.Parameter:
-        """A frozen table of the auxiliary: its own memory, if it has the simulator's number format."""
+        """A frozen table of the auxiliary: its own memory, if it has the simulator's dtype."""
         return constant(weight.read().to(self.dtype))
 
 
 class SimulatorContinuation(Continuation):
     """Continued by the simulator itself: the prefix tokens hold what has been learnt."""
 
-    def __init__(self, executor: SimulatorExecutor, memory: Memory | None, x: Tensor):
-        super().__init__(executor.simulator.auxiliary, executor.batch, memory, x)
-        self.simulator, self.moved = executor.simulator, executor.moved
+    def __init__(self, executor: SimulatorExecutor, cache: KeyValueCache | None, x: Tensor):
+        super().__init__(executor.simulator.auxiliary, executor.batch, cache, x)
+        self.simulator, self.updated_prefix = executor.simulator, executor.updated_prefix
 
-    def _read(self, batch: Batch, memory: Memory, start: int) -> Tensor:
-        executor = SimulatorExecutor(self.simulator, batch, moved=self.moved, memory=memory, start=start)
+    def _read(self, batch: Batch, cache: KeyValueCache, start: int) -> Tensor:
+        executor = SimulatorExecutor(
+            self.simulator, batch, updated_prefix=self.updated_prefix, cache=cache, start=start
+        )
         return self.simulator.read(executor)
 
     def _head(self, rows: Tensor) -> Tensor:
         return self.simulator.head(rows)
 
     def _reorder_updates(self, rows: Tensor) -> None:
-        self.moved = {name: tokens.index_select(0, rows) for name, tokens in self.moved.items()}
+        self.updated_prefix = {name: tokens.index_select(0, rows) for name, tokens in self.updated_prefix.items()}

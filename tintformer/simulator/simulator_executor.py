@@ -11,8 +11,9 @@ from torch import Tensor
 
 from tintformer.auxiliary.ops import Activation, Add, Attend, Join, Linear, Norm, Op, Product, Weight
 from tintformer.execution.batch import Batch
-from tintformer.execution.kv_cache import Memory
-from tintformer.rule.trainable import movable, moving
+from tintformer.execution.executor import Stage
+from tintformer.execution.kv_cache import KeyValueCache
+from tintformer.rule.trainable import trained_weights
 from tintformer.simulator.geometry import Cut
 from tintformer.simulator.modules.loss_gradient import Lesson
 from tintformer.simulator.modules.self_attention import Scene
@@ -28,7 +29,7 @@ Watch = Callable[[Placed, Phase, dict[str, Tensor]], None]
 
 
 class SimulatorExecutor:
-    """One pass over one batch; implements `walk.Executor`. The prefix tokens of every sequence move on their own."""
+    """One pass over one batch; implements `Executor`. The prefix tokens of every sequence change on their own."""
 
     def __init__(
         self,
@@ -36,18 +37,21 @@ class SimulatorExecutor:
         batch: Batch,
         watch: Watch | None = None,
         *,
-        moved: dict[str, Tensor] | None = None,
-        memory: Memory | None = None,
+        updated_prefix: dict[str, Tensor] | None = None,
+        cache: KeyValueCache | None = None,
         start: int = 0,
     ):
-        """`memory` keeps keys and values; the tokens before `start` are read from it and not computed again."""
+        """`cache` keeps keys and values; the tokens before `start` are read from it and not computed again."""
         self.simulator, self.batch, self.watch = simulator, batch, watch
-        self.memory, self.start = memory, start
-        self.moved: dict[str, Tensor] = {} if moved is None else moved
+        self.cache, self.start = cache, start
+        self.updated_prefix: dict[str, Tensor] = {} if updated_prefix is None else updated_prefix
         """Prefix tokens that descent has changed, by op."""
         self.masks: dict[int | None, Tensor] = {}
 
     # What the walk asks for.
+
+    def begin(self, stage: Stage) -> None:
+        self.stage = stage
 
     def embed(self) -> Tokens:
         simulator, embedding = self.simulator, self.simulator.auxiliary.embedding
@@ -80,8 +84,8 @@ class SimulatorExecutor:
                 y = module(*values)
             case Attend():
                 query, key, value = values
-                if self.memory is not None:
-                    key, value = self.memory.extend(op.name, key, value, self.start)
+                if self.cache is not None:
+                    key, value = self.cache.extend(op.name, key, value, self.start)
                 y = module(query, key, value, self._scene(op, query.shape[2]))
         return Tokens(y, self.simulator.places[op.name].out), inputs
 
@@ -111,8 +115,8 @@ class SimulatorExecutor:
         (x,) = saved
         self._show(op, "descent", [gradient.data, x.data])
         module = self.simulator.modules_of(op).descent
-        assert module is not None, f"{op.name} was not expected to move"
-        self.moved[op.name] = module(gradient.data, x.data, self.prefix(op))
+        assert module is not None, f"{op.name} was not expected to be trained"
+        self.updated_prefix[op.name] = module(gradient.data, x.data, self.prefix(op))
 
     def add(self, terms: Sequence[Tokens]) -> Tokens:
         return total(list(terms))
@@ -122,30 +126,18 @@ class SimulatorExecutor:
 
     # What an engine and a check ask for.
 
-    def changes(self, row: int) -> dict[Weight, Tensor]:
-        """How far every movable weight has moved in one sequence."""
-        changes: dict[Weight, Tensor] = {}
-        for name, tokens in self.moved.items():
-            op = self.simulator.places[name].op
-            before = self.simulator.prefix_of(op)
-            assert before is not None
-            changes |= self.simulator.weights_in(op, tokens[row : row + 1] - before)
-        wanted = movable(self.simulator.rule, self.simulator.auxiliary)
-        dtype = self.simulator.dtype
-        return {
-            weight: changes[weight] if weight in changes else torch.zeros_like(weight.read(), dtype=dtype)
-            for weight in wanted
-        }
-
-    def changes_of(self, op: Op | Join) -> dict[Weight, Tensor]:
-        """How far the weights of an op have moved so far, `[B, ...]`."""
-        if op.name not in self.moved:
+    def updates_of(self, op: Op | Join, row: int | None = None) -> dict[Weight, Tensor]:
+        if op.name not in self.updated_prefix:
             return {}
         assert isinstance(op, Linear | Norm)
-        before = self.simulator.prefix_of(op)
+        before, tokens = self.simulator.prefix_of(op), self.updated_prefix[op.name]
         assert before is not None
-        rows = [self.simulator.weights_in(op, tokens[None] - before) for tokens in self.moved[op.name]]
-        return {weight: torch.stack([row[weight] for row in rows]) for weight in moving(self.simulator.rule, op)}
+        numbers = range(len(tokens)) if row is None else (row,)
+        rows = [self.simulator.weights_in(op, tokens[number, None] - before) for number in numbers]
+        return {
+            weight: rows[0][weight] if row is not None else torch.stack([each[weight] for each in rows])
+            for weight in trained_weights(self.simulator.rule, op)
+        }
 
     def plain(self, x: Tokens) -> Tensor:
         """A stream as the auxiliary knows it."""
@@ -159,7 +151,7 @@ class SimulatorExecutor:
 
     def prefix(self, op: Linear | Norm) -> Tensor | None:
         """An op's prefix tokens as they are now."""
-        return self.moved[op.name] if op.name in self.moved else self.simulator.prefix_of(op)
+        return self.updated_prefix[op.name] if op.name in self.updated_prefix else self.simulator.prefix_of(op)
 
     @cached_property
     def num_training(self) -> int:
@@ -169,7 +161,7 @@ class SimulatorExecutor:
     @cached_property
     def lesson(self) -> Lesson:
         batch, num = self.batch, self.num_training
-        scored = batch.scored[:, :num]
+        scored = batch.train_positions[:, :num]
         weight = scored.to(self.simulator.dtype)
         if self.simulator.rule.reduction == "mean":
             weight = weight / scored.sum(-1, keepdim=True).clamp(min=1)

@@ -20,8 +20,7 @@ from tintformer.engines.reference import TensorExecutor
 from tintformer.errors import InputError, TintError
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch
-from tintformer.execution.engine import predict
-from tintformer.execution.output import Logits, positions_of
+from tintformer.execution.output import Logits, positions_of, predict
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.storage.configs import meta_auxiliary, read_config
 from tintformer.storage.packages import model_directory
@@ -41,7 +40,7 @@ PARTS = {
 SLACK = 64 * 2**20
 """What the C library keeps of freed memory at most (glibc: twice its largest threshold for memory of one's own).
 Without it, runs of a few hundred megabytes take a quarter more than is foreseen (`benchmarks.memory_estimate`)."""
-SCENE_PARTS = {"forward": "attention", "backward": "attention"}
+ATTENTION_PARTS = {"forward": "attention", "backward": "attention"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,11 +179,11 @@ def _sequences(batch: int, tokens: int, train: int) -> Batch:
     trained = (torch.arange(tokens) < train).expand(batch, -1)
     return Batch(
         input_ids=ids,
-        attended=everywhere,
-        segments=torch.zeros_like(ids),
-        train=trained,
-        loss=everywhere,
-        evaluate=~trained,
+        attention_mask=everywhere,
+        segment_ids=torch.zeros_like(ids),
+        train_mask=trained,
+        loss_mask=everywhere,
+        score_mask=~trained,
     )
 
 
@@ -200,7 +199,7 @@ def _run(meter: Meter, auxiliary: Auxiliary, rule: LearningRule, batch: Batch, e
     executor: Any = (FastExecutor if engine == "fast" else TensorExecutor)(auxiliary, rule, batch)
     if engine == "fast":
         _watch_factors(meter, executor)
-        meter.watch(executor.scene, SCENE_PARTS)
+        meter.watch(executor.attention, ATTENTION_PARTS)
     meter.watch(executor, {method: part for method, part in PARTS.items() if hasattr(executor, method)})
     with meter.running(), meter.part("gradients"):
         x = walk.train_in_the_pass(executor, auxiliary, rule)

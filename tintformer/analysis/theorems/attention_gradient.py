@@ -15,7 +15,7 @@ from torch import Tensor
 from tintformer.analysis.theorems.check import Check, check_tokens, unit_roundoff
 from tintformer.auxiliary.ops import Attend
 from tintformer.rule import attention
-from tintformer.rule.attention import Heads, Where
+from tintformer.rule.attention import AttentionContext, AttentionHeads
 
 ROUNDINGS = 64
 """Roundings that a gradient of an attention may cost, in units of the last place of its largest term."""
@@ -58,8 +58,8 @@ class Sizes:
     """1 where a query sees a key."""
 
 
-def sizes(heads: Heads, dy: Float[Tensor, "B T Hd"], op: Attend, where: Where) -> Sizes:
-    weights = attention.scores(heads, op, where).softmax(-1)
+def sizes(heads: AttentionHeads, dy: Float[Tensor, "B T Hd"], op: Attend, context: AttentionContext) -> Sizes:
+    weights = attention.scores(heads, op, context).softmax(-1)
     gradients = dy.unflatten(-1, (op.num_key_value_heads, -1, op.head_dim)).permute(0, 2, 3, 1, 4)
     return Sizes(
         hardness=1 - weights.amax(-1),
@@ -67,7 +67,7 @@ def sizes(heads: Heads, dy: Float[Tensor, "B T Hd"], op: Attend, where: Where) -
         query=heads.query.norm(dim=-1),
         key=heads.key.norm(dim=-1).amax(-1)[..., None, None],
         value=heads.value.norm(dim=-1).amax(-1)[..., None, None],
-        visible=(where.mask[:, 0, 0] == 0).to(dy.dtype).expand(len(dy), -1, -1),
+        visible=(context.mask[:, 0, 0] == 0).to(dy.dtype).expand(len(dy), -1, -1),
     )
 
 
@@ -98,10 +98,10 @@ def key_bound(size: Sizes, scale: float) -> Float[Tensor, "B T"]:
 
 
 def hard_attention(
-    heads: Heads,
+    heads: AttentionHeads,
     dy: Float[Tensor, "B T Hd"],
     op: Attend,
-    where: Where,
+    context: AttentionContext,
     *,
     projections: Projections | None = None,
     name: str = "",
@@ -111,8 +111,8 @@ def hard_attention(
     With `projections`, also its consequence: the gradient of the layer's input that value-only propagation leaves out,
     |W_Q^T dq_t + W_K^T dk_t| <= |W_Q| bound(dq_t) + |W_K| bound(dk_t).
     """
-    size = sizes(heads, dy, op, where)
-    found = attention.head_gradients(heads, dy, op, where, scheme="exact", step=0.0, mode="fixed")
+    size = sizes(heads, dy, op, context)
+    found = attention.head_gradients(heads, dy, op, context, scheme="exact", step=0.0, mode="fixed")
     assert found.query is not None and found.key is not None
     bounds = query_bound(size, op.scale), key_bound(size, op.scale)
     measured = attention.merge_query(found.query).norm(dim=-1), attention.merge_key(found.key).norm(dim=-1)

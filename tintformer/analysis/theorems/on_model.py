@@ -11,7 +11,7 @@ from tintformer.analysis.theorems.attention_gradient import hard_attention
 from tintformer.analysis.theorems.check import Check
 from tintformer.analysis.theorems.linear_softmax import SoftmaxError, linear_as_softmax
 from tintformer.analysis.theorems.norm_gradient import first_order_norm
-from tintformer.analysis.verify.capture import Recorder, Seen, seen_attentions, seen_ops
+from tintformer.analysis.verify.capture import Recorder, SeenOp, seen_attentions, seen_ops
 from tintformer.auxiliary.ops import Activation, Linear, Norm
 from tintformer.rule.learning_rule import LearningRule
 
@@ -30,12 +30,12 @@ def check_theorems(recorder: Recorder, *, step: float | None = None) -> list[Che
     checks = [check for seen in seen_ops(recorder) for check in _check_op(recorder, seen, step)]
     for seen in seen_attentions(recorder):
         checks += hard_attention(
-            seen.heads, seen.dy, seen.op, seen.where, projections=seen.projections, name=seen.op.name
+            seen.heads, seen.dy, seen.op, seen.context, projections=seen.projections, name=seen.op.name
         )
     return checks
 
 
-def _check_op(recorder: Recorder, seen: Seen, step: float) -> Iterator[Check]:
+def _check_op(recorder: Recorder, seen: SeenOp, step: float) -> Iterator[Check]:
     op = seen.op
     for dtype in DTYPES:
         x, dy = seen.x.to(dtype), seen.dy.to(dtype)

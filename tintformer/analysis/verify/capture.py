@@ -16,12 +16,12 @@ from tintformer.engines.reference import TensorExecutor
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch
 from tintformer.rule import norm
-from tintformer.rule.attention import Heads, Where
+from tintformer.rule.attention import AttentionContext, AttentionHeads
 from tintformer.rule.learning_rule import LearningRule
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Seen:
+class SeenOp:
     """What met an op on the way forth and back."""
 
     op: Op
@@ -34,8 +34,8 @@ class SeenAttention:
     """The same of an attention, and what stands before it."""
 
     op: Attend
-    heads: Heads
-    where: Where
+    heads: AttentionHeads
+    context: AttentionContext
     dy: Tensor
     projections: Projections
 
@@ -53,13 +53,13 @@ class Recorder(TensorExecutor):
         return super().backward(op, saved, gradient)
 
     def descend(self, op: Op | Join, saved: Any, gradient: Tensor) -> None:
-        self._remember(op, saved, gradient)  # the lowest ops have no backward, and nothing is to move
+        self._remember(op, saved, gradient)  # the lowest ops have no backward, and nothing is to be trained
 
     def _remember(self, op: Op | Join, saved: Any, gradient: Tensor) -> None:
         self.saved[op.name], self.gradients[op.name] = saved, gradient
 
-    def where(self, op: Attend) -> Where:
-        return self._where(op, self.auxiliary.device)
+    def context(self, op: Attend) -> AttentionContext:
+        return self._context(op, self.auxiliary.device)
 
     def scale(self, op: Norm) -> Tensor | None:
         return self._scale(op)
@@ -73,7 +73,7 @@ def record(auxiliary: Auxiliary, batch: Batch) -> Recorder:
     return recorder
 
 
-def seen_ops(recorder: Recorder) -> Iterator[Seen]:
+def seen_ops(recorder: Recorder) -> Iterator[SeenOp]:
     """Every op with one input that a gradient has met; norms by their groups."""
     auxiliary = recorder.auxiliary
     for op in (op for steps in (*auxiliary.blocks, auxiliary.final) for op in ops(steps)):
@@ -81,7 +81,7 @@ def seen_ops(recorder: Recorder) -> Iterator[Seen]:
             x, dy = recorder.saved[op.name][0], recorder.gradients[op.name]
             if isinstance(op, Norm):
                 x, dy = norm.cut(x, op.num_groups), norm.cut(dy, op.num_groups)
-            yield Seen(op=op, x=x, dy=dy)
+            yield SeenOp(op=op, x=x, dy=dy)
 
 
 def seen_attentions(recorder: Recorder) -> Iterator[SeenAttention]:
@@ -92,7 +92,7 @@ def seen_attentions(recorder: Recorder) -> Iterator[SeenAttention]:
                 yield SeenAttention(
                     op=fork.join,
                     heads=recorder.saved[fork.join.name],
-                    where=recorder.where(fork.join),
+                    context=recorder.context(fork.join),
                     dy=recorder.gradients[fork.join.name],
                     projections=_projections(recorder, fork, fork.join),
                 )

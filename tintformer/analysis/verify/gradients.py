@@ -22,7 +22,7 @@ from tintformer.engines.oracle import OracleEngine
 from tintformer.execution.batch import Batch
 from tintformer.execution.engine import Engine
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.trainable import movable
+from tintformer.rule.trainable import trainable_weights
 
 Gradients = dict[str, Tensor]
 """By the op's name and the part of it, `blocks.0.query.weight`; `[batch, ...]`, a gradient for each sequence."""
@@ -100,7 +100,7 @@ def parameters(auxiliary: Auxiliary) -> Iterator[tuple[str, Weight]]:
 
 def align(auxiliary: Auxiliary, rule: LearningRule, found: Gradients, truth: Gradients) -> PresetAlignment:
     """Compare a rule's gradient with the true one, parameter by parameter and as a whole."""
-    moving = set(movable(rule, auxiliary))
+    moving = set(trainable_weights(rule, auxiliary))
     moved = {name: weight in moving for name, weight in parameters(auxiliary)}
     floor = ROUNDING * math.sqrt(sum(float(each.square().sum()) for each in truth.values()))
     matrices: list[MatrixAlignment] = []

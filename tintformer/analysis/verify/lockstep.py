@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args, runtime_checkable
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -20,22 +20,12 @@ from tintformer.auxiliary.ops import Activation, Attend, Join, Norm, Op, Weight
 from tintformer.engines.reference import TensorExecutor
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch
-from tintformer.execution.walk import Readable
+from tintformer.execution.executor import Executor, Stage
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.trainable import moving
 
 X = TypeVar("X")
 Phase = Literal["forward", "backward", "descent", "updated"]
 """`updated` is the forward pass with the weights that descent has left."""
-
-
-@runtime_checkable
-class Checked(Readable[X], Protocol[X]):
-    """An executor that can be checked op by op."""
-
-    def changes(self, row: int, /) -> dict[Weight, Tensor]:
-        """How far every movable weight has moved in one sequence."""
-        ...
 
 
 class Both(NamedTuple, Generic[X]):
@@ -62,26 +52,32 @@ class ModuleError:
     """The rule asks for a gradient that may be carried out as a difference here, so that exactness is not to be had."""
 
 
-def compare(auxiliary: Auxiliary, rule: LearningRule, batch: Batch, other: Checked[Any]) -> list[ModuleError]:
+def compare(auxiliary: Auxiliary, rule: LearningRule, batch: Batch, other: Executor[Any]) -> list[ModuleError]:
     """Train in the pass in lockstep with the reference: the error of every op in every phase that it has, in order."""
     lockstep = Lockstep(auxiliary, rule, batch, other)
     with torch.no_grad():
         walk.train_in_the_pass(lockstep, auxiliary, rule)
-        lockstep.compare_changes()
+        lockstep.compare_updates()
     names = dict.fromkeys(name for name, _ in lockstep.errors)
     order = {key: index for index, key in enumerate(product(names, get_args(Phase)))}
     return [lockstep.errors[key] for key in sorted(lockstep.errors, key=lambda key: order[key])]
 
 
 class Lockstep(Generic[X]):
-    """Implements `walk.Executor` on pairs of streams and keeps the largest error of each op and phase."""
+    """Implements `Executor` on pairs of streams and keeps the largest error of each op and phase."""
 
-    def __init__(self, auxiliary: Auxiliary, rule: LearningRule, batch: Batch, other: Checked[X]):
+    def __init__(self, auxiliary: Auxiliary, rule: LearningRule, batch: Batch, other: Executor[X]):
         self.auxiliary, self.rule, self.batch, self.other = auxiliary, rule, batch, other
         self.reference = TensorExecutor(auxiliary, rule, batch)
         self.errors: dict[tuple[str, Phase], ModuleError] = {}
-        self._descended: set[str] = set()
+        self._forward_phase: Phase = "forward"
         self._open_forks: list[str] = []
+
+    def begin(self, stage: Stage) -> None:
+        # What has been learnt is in use from the second step on, and in the pass after the last one.
+        self._forward_phase = "updated" if stage.phase == "after" or (stage.step or 0) > 1 else "forward"
+        self.reference.begin(stage)
+        self.other.begin(stage)
 
     def embed(self) -> Both[X]:
         return self._both("embedding", "forward", self.reference.embed(), self.other.embed())
@@ -95,8 +91,7 @@ class Lockstep(Generic[X]):
     def forward(self, op: Op | Join, inputs: tuple[Both[X], ...]) -> tuple[Both[X], Any]:
         plain, saved = self.reference.forward(op, tuple(each.plain for each in inputs))
         other, other_saved = self.other.forward(op, tuple(each.other for each in inputs))
-        phase: Phase = "updated" if self._descended else "forward"
-        return self._both(op.name, phase, plain, other), (saved, other_saved)
+        return self._both(op.name, self._forward_phase, plain, other), (saved, other_saved)
 
     def backward(self, op: Op | Join, saved: Any, gradient: Both[X]) -> tuple[Both[X] | None, ...]:
         if isinstance(op, Join):
@@ -116,7 +111,6 @@ class Lockstep(Generic[X]):
         return self._both(name, "backward", plain, other, inexact)
 
     def descend(self, op: Op | Join, saved: Any, gradient: Both[X]) -> None:
-        self._descended.add(op.name)
         self.reference.descend(op, saved[0], gradient.plain)
         self.other.descend(op, saved[1], gradient.other)
 
@@ -129,21 +123,27 @@ class Lockstep(Generic[X]):
         self._open_forks.clear()
         return self._both("head", "backward", self.reference.loss_gradient(x.plain), self.other.loss_gradient(x.other))
 
-    def compare_changes(self) -> None:
-        """After the walk: how far each op's weights have moved, in all steps together.
+    def plain(self, stream: Both[X]) -> Tensor:
+        return stream.plain
+
+    def stream(self, tensor: Tensor, like: Both[X]) -> Both[X]:
+        return Both(tensor, self.other.stream(tensor, like.other))
+
+    def updates_of(self, op: Op | Join, row: int | None = None) -> dict[Weight, Tensor]:
+        return self.reference.updates_of(op, row)
+
+    def compare_updates(self) -> None:
+        """After the walk: what each op's weights have learnt, in all steps together.
 
         Weights and biases of an op are measured on one scale: a key's bias, to which a softmax is blind, moves by
-        nothing but rounding. Where an executor stores the weight and not its change, a small rate drowns the change in
+        nothing but rounding. Where an executor stores the weight and not its update, a small rate drowns the update in
         the rounding of the weight: choose a large one.
         """
-        rows = range(len(self.batch.input_ids))
-        expected, found = ([each.changes(row) for row in rows] for each in (self.reference, self.other))
         for op in (op for steps in (*self.auxiliary.blocks, self.auxiliary.final) for op in ops(steps)):
-            if op.name in self._descended:
-                weights = moving(self.rule, op)
+            expected, found = self.reference.updates_of(op), self.other.updates_of(op)
+            if expected:
                 plain, other = (
-                    torch.cat([changes[weight].flatten() for changes in each for weight in weights])
-                    for each in (expected, found)
+                    torch.cat([each[weight].flatten(1) for weight in expected], dim=1) for each in (expected, found)
                 )
                 self._record(op.name, "descent", difference(other, plain), False)
 
@@ -151,7 +151,7 @@ class Lockstep(Generic[X]):
         """Compare, then go on from the reference's numbers."""
         seen = self.other.plain(other)
         kept = plain[:, : seen.shape[1]]
-        attended = self.batch.attended[:, : seen.shape[1]]
+        attended = self.batch.attention_mask[:, : seen.shape[1]]
         self._record(name, phase, difference(seen[attended], kept[attended]), inexact)
         return Both(plain, self.other.stream(kept, other))
 

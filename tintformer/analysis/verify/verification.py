@@ -54,7 +54,7 @@ def verify(
     total = len(auxiliary.blocks)
     auxiliary = keep_first_blocks(auxiliary, num_blocks_to_keep(auxiliary, layers))
     batch = Batch.of(auxiliary, input_ids, train_mask=train_mask)
-    if not bool(batch.evaluates.any()):
+    if not bool(batch.evaluation_positions.any()):
         raise InputError("there is no token to evaluate: train_mask covers all of them; leave out the last ones")
     parts = 1 + len(settings.presets) + 2 * settings.theorems
 
@@ -110,8 +110,8 @@ def _identity(auxiliary: Auxiliary, total: int, batch: Batch, subject: Subject, 
         "construction": subject.construction,
         "layers": len(auxiliary.blocks),
         "layers_of_model": total,
-        "tokens": int(batch.attended.sum()),
-        "train_tokens": int(batch.train.sum()),
+        "tokens": int(batch.attention_mask.sum()),
+        "train_tokens": int(batch.train_mask.sum()),
         "learning_rate": rate,
         "versions": {
             "tintformer": __version__,

@@ -42,12 +42,12 @@ def compare_pass(
     auxiliary: Auxiliary, precise: Auxiliary, rule: LearningRule, batch: Batch, subject: Subject
 ) -> PassError:
     """Run a batch by the engine that is verified and, on the same model in float64, by the oracle."""
-    everywhere = torch.ones_like(batch.attended)
+    everywhere = torch.ones_like(batch.attention_mask)
     expected = OracleEngine(precise, rule).run(batch, logits_at=everywhere, before=False)
     found = subject.engine(auxiliary, rule).run(batch, logits_at=everywhere, before=False)
     weights, worst, updates = _compare_updates(found, expected, len(batch.input_ids))
     assert expected.after.logits is not None and found.after.logits is not None
-    seen = batch.attended.flatten()
+    seen = batch.attention_mask.flatten()
     losses = [float(result.after.losses.double().mean()) for result in (expected, found)]
     return PassError(
         logits=difference(found.after.logits[seen], expected.after.logits[seen])[0],

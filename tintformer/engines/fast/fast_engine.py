@@ -12,15 +12,19 @@ from tintformer.engines.fast.updates import Updates
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch
 from tintformer.execution.continuation import Continuation
-from tintformer.execution.engine import EngineResult, Predictions, compute_dtype, predict, to_parameters
+from tintformer.execution.engine import row_updates
 from tintformer.execution.hooks import Hooks
-from tintformer.execution.kv_cache import Memory
+from tintformer.execution.kv_cache import KeyValueCache
+from tintformer.execution.output import EngineResult, Predictions, predict
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.trainable import movable
 
 
 class FastEngine:
-    """What people run: the same meaning as the reference, near the hardware's limit."""
+    """What people run: the same meaning as the reference, near the hardware's limit. It adapts and it continues.
+
+    `dual` leaves every update as factors (True) or forms every updated matrix (False); by default each matrix has the
+    form that costs less.
+    """
 
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule, *, dual: bool | None = None):
         self.auxiliary, self.rule, self.dual = auxiliary, rule, dual
@@ -30,46 +34,57 @@ class FastEngine:
     def run(self, batch: Batch, *, logits_at: Bool[Tensor, "B T"] | None, before: bool) -> EngineResult:
         """Train every sequence on its own, then predict."""
         executor = FastExecutor(self.auxiliary, self.rule, batch, dual=self.dual)
-        x_before = walk.forward_pass(self.hooks.observed(executor, "before"), self.auxiliary) if before else None
-        x = walk.train_in_the_pass(self.hooks.observed(executor, "below"), self.auxiliary, self.rule)
-        executor.check(x)
-        return EngineResult(
-            after=predictions(executor, x, logits_at),
-            before=None if x_before is None else predictions(executor, x_before, logits_at),
-            updates=lambda row: changes(self.auxiliary, self.rule, executor.updates, row),
-        )
+        observed = self.hooks.observed(executor, batch)
+        x_before = walk.forward_pass(observed, self.auxiliary, "before") if before else None
+        x = walk.train_in_the_pass(observed, self.auxiliary, self.rule)
+        return self._result(executor, x, logits_at, x_before)
 
     @torch.no_grad()
-    def begin(self, batch: Batch, *, remember: bool) -> FastContinuation:
-        """Train every sequence on its own and read it; `remember` keeps what it takes to go on."""
-        memory = Memory() if remember else None
-        executor = FastExecutor(self.auxiliary, self.rule, batch, dual=self.dual, memory=memory)
-        learn = bool(batch.scored.any())
-        observed = self.hooks.observed(executor, "below" if learn else "after")
-        x = walk.learn_and_read(observed, self.auxiliary, self.rule, learn=learn)
+    def begin(self, batch: Batch, *, keep_cache: bool) -> FastContinuation:
+        """Train every sequence on its own and read it; `keep_cache` keeps the keys and values that going on needs."""
+        cache = KeyValueCache() if keep_cache else None
+        executor = FastExecutor(self.auxiliary, self.rule, batch, dual=self.dual, cache=cache)
+        x = walk.learn_and_read(self.hooks.observed(executor, batch), self.auxiliary, self.rule, batch)
         executor.check(x)
-        return FastContinuation(executor, memory, x)
+        return FastContinuation(executor, cache, x)
 
     @torch.no_grad()
     def adapt(self, batch: Batch) -> Updates:
         """One update from all sequences of the batch, their losses summed."""
         executor = FastExecutor(self.auxiliary, self.rule, batch, pooled=True)
-        walk.train(self.hooks.observed(executor, "below"), self.auxiliary, self.rule)
+        walk.train(self.hooks.observed(executor, batch), self.auxiliary, self.rule)
         executor.check_updates()
         return executor.updates
+
+    @torch.no_grad()
+    def score(self, batch: Batch, updates: Updates, *, logits_at: Bool[Tensor, "B T"] | None) -> EngineResult:
+        """Predict with updates that are there already; nothing is learnt."""
+        executor = FastExecutor(self.auxiliary, self.rule, batch, updates=updates)
+        x = walk.forward_pass(self.hooks.observed(executor, batch), self.auxiliary)
+        return self._result(executor, x, logits_at)
+
+    def _result(
+        self, executor: FastExecutor, x: Tensor, logits_at: Tensor | None, x_before: Tensor | None = None
+    ) -> EngineResult:
+        executor.check(x)
+        return EngineResult(
+            after=predictions(executor, x, logits_at),
+            before=None if x_before is None else predictions(executor, x_before, logits_at),
+            updates=lambda row: row_updates(executor, self.auxiliary, self.rule, row),
+        )
 
 
 class FastContinuation(Continuation):
     """Continued by the fast engine, with the updates as factors or formed once, whichever is smaller."""
 
-    def __init__(self, executor: FastExecutor, memory: Memory | None, x: Float[Tensor, "B n D"]):
-        super().__init__(executor.auxiliary, executor.batch, memory, x)
+    def __init__(self, executor: FastExecutor, cache: KeyValueCache | None, x: Float[Tensor, "B n D"]):
+        super().__init__(executor.auxiliary, executor.batch, cache, x)
         self.executor = executor
-        self.updates = executor.updates if memory is None else executor.updates.settled()
+        self.updates = executor.updates if cache is None else executor.updates.settled()
 
-    def _read(self, batch: Batch, memory: Memory, start: int) -> Tensor:
+    def _read(self, batch: Batch, cache: KeyValueCache, start: int) -> Tensor:
         rule = self.executor.rule
-        self.executor = FastExecutor(self.auxiliary, rule, batch, updates=self.updates, memory=memory, start=start)
+        self.executor = FastExecutor(self.auxiliary, rule, batch, updates=self.updates, cache=cache, start=start)
         x = walk.forward_pass(self.executor, self.auxiliary)
         self.executor.check(x)
         return x
@@ -89,17 +104,6 @@ def predictions(
     if logits_at is not None:
         return predict(batch, x, logits_at, executor.logits)
     here = batch.on(x.device)
-    losses = executor.losses(x[here.evaluates], here.targets[here.evaluates])
+    at = here.evaluation_positions
+    losses = executor.losses(x[at], here.targets[at])
     return Predictions(losses=losses.to(batch.input_ids.device), logits=None)
-
-
-def changes(auxiliary: Auxiliary, rule: LearningRule, updates: Updates, row: int) -> dict[str, Tensor]:
-    """How far every movable parameter has moved in one row, by its Hugging Face name."""
-    found = {weight: updates.change(weight, row) for weight in movable(rule, auxiliary)}
-    wide = compute_dtype(auxiliary.dtype)
-    return to_parameters(
-        {
-            weight: torch.zeros_like(weight.read(), dtype=wide) if change is None else change.to(wide)
-            for weight, change in found.items()
-        }
-    )

@@ -13,26 +13,34 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from tintformer.auxiliary.description import Auxiliary
+from tintformer.auxiliary.description import Auxiliary, compute_dtype
 from tintformer.auxiliary.ops import Activation, Add, Attend, Join, Linear, Norm, Op, Product, Weight
-from tintformer.engines.fast import cost, kernels
-from tintformer.engines.fast.fused_attention import Scene
-from tintformer.engines.fast.updates import Factors, MatrixUpdate, Updates
+from tintformer.engines.fast import kernels
+from tintformer.engines.fast.fused_attention import FusedAttention
+from tintformer.engines.fast.updates import (
+    Factors,
+    MatrixUpdate,
+    Updates,
+    UpdateUse,
+    prefers_dual,
+    smaller_as_factors,
+)
 from tintformer.errors import DivergenceError
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch
-from tintformer.execution.kv_cache import Memory
+from tintformer.execution.executor import Stage
+from tintformer.execution.kv_cache import KeyValueCache
 from tintformer.rule import activation, head, norm
-from tintformer.rule.attention import Heads, merge_key
+from tintformer.rule.attention import AttentionHeads, merge_key
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.trainable import moving
+from tintformer.rule.trainable import trained_weights
 
 BUDGET = 64 * 2**20
 """Bytes that the scores of an attention chunk, or the logits of a chunk of positions, may take."""
 
 
 class FastExecutor:
-    """Implements `walk.Executor` on `[B, T, width]` tensors."""
+    """Implements `Executor` on `[B, T, width]` tensors."""
 
     def __init__(
         self,
@@ -44,20 +52,25 @@ class FastExecutor:
         dual: bool | None = None,
         pooled: bool = False,
         budget: int = BUDGET,
-        memory: Memory | None = None,
+        cache: KeyValueCache | None = None,
         start: int = 0,
     ):
-        """`memory` keeps keys and values; the tokens before `start` are read from it and not computed again."""
+        """`cache` keeps keys and values; the tokens before `start` are read from it and not computed again."""
         self.auxiliary, self.rule, self.batch, self.start = auxiliary, rule, batch, start
         self.updates = Updates() if updates is None else updates
         self.dual, self.pooled, self.budget = dual, pooled, budget
-        self.wide = torch.promote_types(auxiliary.dtype, torch.float32)
-        self.scene = Scene(batch, self.wide, budget, memory=memory, start=start)
-        self.step = 0
+        self.wide = compute_dtype(auxiliary.dtype)
+        self.attention = FusedAttention(batch, self.wide, budget, cache=cache, start=start)
+        self.stage = Stage("after")
+        self.steps_taken = 0
+        """For messages: what is not finite from here on, this many steps have led to."""
         self.gradient_sums: dict[str, Tensor] = {}
         """Of the current step, by op: what is not finite there has diverged."""
         self.checks_outputs = False
         self._fused: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def begin(self, stage: Stage) -> None:
+        self.stage = stage
 
     def embed(self) -> Float[Tensor, "B T D"]:
         embedding = self.auxiliary.embedding
@@ -104,8 +117,8 @@ class FastExecutor:
             case Product():
                 return inputs[0] * inputs[1], inputs
             case Attend():
-                heads = self.scene.heads(op, inputs)
-                return self.scene.forward(op, heads), heads
+                heads = self.attention.heads(op, inputs)
+                return self.attention.forward(op, heads), heads
 
     def backward(self, op: Op | Join, saved: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         match op:
@@ -120,31 +133,27 @@ class FastExecutor:
             case Product():
                 return gradient * saved[1], gradient * saved[0]
             case Attend():
-                found = self.scene.backward(op, saved, gradient, self.rule)
+                found = self.attention.backward(op, saved, gradient, self.rule)
                 if found.query is None or found.key is None:
                     return None, None, merge_key(found.value)
-                return self.scene.merge(op, Heads(found.query, found.key, found.value))
+                return self.attention.merge(op, AttentionHeads(found.query, found.key, found.value))
 
     def descend(self, op: Op | Join, saved: Any, gradient: Tensor) -> None:
         total = gradient.sum(1, dtype=self.wide)
         self.gradient_sums[op.name] = total.sum()
-        for weight in moving(self.rule, op):
+        for weight in trained_weights(self.rule, op):
             if isinstance(op, Linear) and weight is op.weight:
                 self._matrix(op).add(self._factors(saved, gradient))
             else:
-                self._move_vector(weight, self._vector_gradient(op, weight, saved, gradient, total))
+                self._update_vector(weight, self._vector_gradient(op, weight, saved, gradient, total))
 
-    def changes_of(self, op: Op | Join) -> dict[Weight, Tensor]:
-        """How far the weights of an op have moved so far, `[R, ...]`."""
-        changes = {weight: self.updates.changes(weight) for weight in moving(self.rule, op)}
-        return {weight: change for weight, change in changes.items() if change is not None}
+    def updates_of(self, op: Op | Join, row: int | None = None) -> dict[Weight, Tensor]:
+        return self.updates.formed(trained_weights(self.rule, op), row)
 
     def plain(self, stream: Tensor) -> Tensor:
-        """A stream as the auxiliary knows it."""
         return stream
 
     def stream(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """A stream that carries a value."""
         return tensor.to(like.dtype)
 
     def _vector_gradient(self, op: Op | Join, weight: Weight, saved: Any, gradient: Tensor, total: Tensor) -> Tensor:
@@ -156,14 +165,14 @@ class FastExecutor:
             dy = dy * norm.normalise(saved.x, kind=op.kind, epsilon=op.epsilon)
         return dy.sum(1)
 
-    def _move_vector(self, weight: Weight, gradient: Tensor) -> None:
-        change = gradient.sum(0, keepdim=True) if self.pooled else gradient
-        change = change * -self.rule.learning_rate
+    def _update_vector(self, weight: Weight, gradient: Tensor) -> None:
+        update = gradient.sum(0, keepdim=True) if self.pooled else gradient
+        update = update * -self.rule.learning_rate
         known = self.updates.vectors.get(weight)
-        self.updates.vectors[weight] = change if known is None else known + change
+        self.updates.vectors[weight] = update if known is None else known + update
 
     def check_gradients(self) -> None:
-        """After a step: raise if a gradient has left the range of numbers, naming the op."""
+        """After a step: raise if a gradient is not finite, naming the op."""
         sums, self.gradient_sums = self.gradient_sums, {}
         totals = [total.to(self.auxiliary.device) for total in sums.values()]
         if totals and not bool(torch.isfinite(torch.stack(totals)).all()):
@@ -171,28 +180,28 @@ class FastExecutor:
             raise self._divergence(f"the gradient at {first}")
 
     def check_updates(self) -> None:
-        """After the last step: raise if a change of a parameter has left the range of numbers, naming it."""
+        """After the last step: raise if the update of a parameter is not finite, naming it."""
         self.check_gradients()
-        changes = {weight: update.delta for weight, update in self.updates.matrices.items()} | self.updates.vectors
-        for weight, change in changes.items():
-            if change is not None and not bool(torch.isfinite(change.sum())):
+        formed = {weight: update.dense for weight, update in self.updates.matrices.items()} | self.updates.vectors
+        for weight, update in formed.items():
+            if update is not None and not bool(torch.isfinite(update.sum())):
                 raise self._divergence(f"the update of {weight.name}")
 
     def check(self, x: Tensor) -> None:
-        """After a step: raise if a gradient, or the stream `x`, has left the range of numbers, naming the place."""
+        """After a step: raise if a gradient, or the stream `x`, is not finite, naming the place."""
         self.check_gradients()
         if not bool(torch.isfinite(x.sum())):
             self.checks_outputs = True
-            walk.forward_pass(self, self.auxiliary)
+            walk.read(self, self.auxiliary)
             raise self._divergence("the stream at the head")
 
     def _divergence(self, where: str) -> DivergenceError:
-        when = f" after step {self.step} of {self.rule.steps}" if self.step else ""
+        when = f" after step {self.steps_taken} of {self.rule.steps}" if self.steps_taken else ""
         return DivergenceError.at(where, self.rule.learning_rate, when)
 
     def _factors(self, x: Tensor, gradient: Tensor) -> Factors:
         if self.pooled:
-            kept = self.batch.on(x.device).attended[:, : x.shape[1]]
+            kept = self.batch.on(x.device).attention_mask[:, : x.shape[1]]
             x, gradient = x[kept][None], gradient[kept][None]
         return Factors(x, gradient, self.rule.learning_rate)
 
@@ -201,32 +210,31 @@ class FastExecutor:
         if op.weight not in self.updates.matrices:
             dual = self.dual
             outputs, inputs = op.weight.read().shape
-            if self.pooled:  # used again and again: what takes less room is also what reads faster
-                rank = self.rule.steps * int(self.batch.attended[:, : self.batch.num_reached].sum())
-                dual = cost.smaller_as_factors(inputs, outputs, rank)
+            if self.pooled:  # used again and again: what takes less memory is also what reads faster
+                rank = self.rule.steps * int(self.batch.attention_mask[:, : self.batch.num_reached].sum())
+                dual = smaller_as_factors(inputs, outputs, rank)
             elif dual is None:
                 tokens, steps = self.batch.input_ids.shape[1], self.rule.steps
-                dual = cost.prefers_dual(
-                    inputs, outputs, cost.Work(trained=self.batch.num_reached, tokens=tokens, steps=steps)
-                )
+                use = UpdateUse(trained=self.batch.num_reached, tokens=tokens, steps=steps)
+                dual = prefers_dual(inputs, outputs, use)
             self.updates.matrices[op.weight] = MatrixUpdate(dual=dual, keep=self.pooled or self.rule.steps > 1)
         return self.updates.matrices[op.weight]
 
     def _linear(self, op: Linear, x: Tensor) -> Tensor:
         update = self.updates.matrices.get(op.weight)
-        change = None if op.bias is None else self.updates.vectors.get(op.bias)
-        if update is None:  # and yet the bias may have moved, if the update of the matrix alone is off
+        bias_update = None if op.bias is None else self.updates.vectors.get(op.bias)
+        if update is None:  # and yet the bias may have an update, if that of the matrix alone was taken away
             y = self._shared_product(op, x)
-            return y if change is None else (y + change[:, None]).to(y.dtype)
+            return y if bias_update is None else (y + bias_update[:, None]).to(y.dtype)
         if update.dual:
             y = self._shared_product(op, x)
             for factors in update.factors:
-                y = factors.add_forward(y, x, with_bias=change is not None)
+                y = factors.add_forward(y, x, with_bias=bias_update is not None)
             return y
         matrices = self.formed(op, update)
         y = x.to(matrices.dtype) @ (matrices.mT if len(matrices) == len(x) else matrices[0].mT)
         if op.bias is not None:
-            y += op.bias.read() if change is None else (op.bias.read() + change)[:, None]
+            y += op.bias.read() if bias_update is None else (op.bias.read() + bias_update)[:, None]
         return y.to(x.dtype)
 
     def formed(self, op: Linear, update: MatrixUpdate) -> Float[Tensor, "R O I"]:
@@ -264,15 +272,15 @@ class FastExecutor:
 
     def _norm(self, op: Norm, x: Tensor) -> tuple[Tensor, kernels.Normed]:
         scale, bias = self._scale(op), None if op.bias is None else op.bias.read()
-        moved_scale, moved_bias = (
+        scale_update, bias_update = (
             None if weight is None else self.updates.vectors.get(weight) for weight in (op.scale, op.bias)
         )
-        if moved_scale is None:
+        if scale_update is None:
             y, saved = kernels.norm_forward(op, norm.cut(x, op.num_groups), scale, bias)
         else:
             y, saved = kernels.norm_forward(op, norm.cut(x, op.num_groups), None, None)
-            y = y * (scale + moved_scale)[:, None] + (0 if bias is None else bias)
-        y = y if moved_bias is None else y + moved_bias[:, None]
+            y = y * (scale + scale_update)[:, None] + (0 if bias is None else bias)
+        y = y if bias_update is None else y + bias_update[:, None]
         return y.to(x.dtype).view_as(x), saved
 
     def _scale(self, op: Norm) -> Any:
@@ -281,9 +289,9 @@ class FastExecutor:
 
     def _norm_backward(self, op: Norm, saved: kernels.Normed, gradient: Tensor) -> Tensor:
         dy, scale, rule = norm.cut(gradient, op.num_groups), self._scale(op), self.rule
-        moved = None if op.scale is None else self.updates.vectors.get(op.scale)
-        if moved is not None:
-            dy, scale = dy * (scale + moved)[:, None], None
+        update = None if op.scale is None else self.updates.vectors.get(op.scale)
+        if update is not None:
+            dy, scale = dy * (scale + update)[:, None], None
         if rule.norm_gradient == "exact":
             dx = kernels.norm_backward(saved, dy, scale)
         else:
@@ -313,19 +321,19 @@ class FastExecutor:
         ).to(gradient.dtype)
 
     def loss_gradient(self, x: Float[Tensor, "B n D"]) -> Float[Tensor, "B n D"]:
-        """The gradient at the head's input, a chunk of positions at a time, and only where a target is scored."""
+        """The gradient at the head's input, a chunk of positions at a time, only where a target is predicted."""
         self.check(x)
-        self.step += 1
+        self.steps_taken = self.stage.step or 0
         batch = self.batch.on(x.device)
-        scored = batch.scored[:, : x.shape[1]]
-        rows, targets = x[scored], batch.targets[:, : x.shape[1]][scored]
+        at = batch.train_positions[:, : x.shape[1]]
+        rows, targets = x[at], batch.targets[:, : x.shape[1]][at]
         gradients = torch.empty_like(rows)
         for part in self._chunks(len(rows)):
             gradients[part] = self._loss_gradient(rows[part], targets[part])
         dx = torch.zeros_like(x)
-        dx[scored] = gradients
+        dx[at] = gradients
         if self.rule.reduction == "mean":
-            dx /= scored.sum(-1).clamp(min=1)[:, None, None]
+            dx /= at.sum(-1).clamp(min=1)[:, None, None]
         return dx
 
     def _loss_gradient(self, rows: Float[Tensor, "rows D"], targets: Int[Tensor, " rows"]) -> Float[Tensor, "rows D"]:

@@ -1,7 +1,7 @@
 """Attention without its scores: fused in the forward pass, and query by query chunk in the backward pass.
 
 B batch, T tokens, H heads, K key/value heads, G queries that share one, d head width, Q queries of a chunk.
-With a memory the first `start` tokens have been read before: queries are those of the tokens behind them.
+With a cache the first `start` tokens have been read before: queries are those of the tokens behind them.
 """
 
 from __future__ import annotations
@@ -15,36 +15,38 @@ from torch.nn import functional
 
 from tintformer.auxiliary.ops import Alibi, Attend, Rotary
 from tintformer.execution.batch import Batch
-from tintformer.execution.kv_cache import Memory
+from tintformer.execution.kv_cache import KeyValueCache
 from tintformer.rule import attention
-from tintformer.rule.attention import HeadGradients, Heads, Where
+from tintformer.rule.attention import AttentionContext, AttentionHeads, HeadGradients
 from tintformer.rule.learning_rule import LearningRule
 
 
-class Scene:
-    """Masks and rotations of one batch, made once a device and cut to the tokens at hand."""
+class FusedAttention:
+    """The attentions of one pass over a batch; masks and rotations are made once a device."""
 
-    def __init__(self, batch: Batch, dtype: torch.dtype, budget: int, *, memory: Memory | None = None, start: int = 0):
+    def __init__(
+        self, batch: Batch, dtype: torch.dtype, budget: int, *, cache: KeyValueCache | None = None, start: int = 0
+    ):
         self.batch, self.dtype, self.budget = batch, dtype, budget
-        self.memory, self.start = memory, start
+        self.cache, self.start = cache, start
         self.plain = batch.is_plain()
         self.rotations: dict[tuple[Rotary, torch.device], attention.Rotation] = {}
         self.masks: dict[tuple[int | None, torch.device], Tensor] = {}
 
-    def heads(self, op: Attend, inputs: tuple[Tensor, ...]) -> Heads:
+    def heads(self, op: Attend, inputs: tuple[Tensor, ...]) -> AttentionHeads:
         """Cut into heads and rotate; the whole of what a backward pass needs."""
-        heads = attention.split(inputs, op, self._where(op, inputs[0].shape[1], inputs[0].device))
-        return Heads(*(x.to(inputs[0].dtype) for x in heads))
+        heads = attention.split(inputs, op, self._context(op, inputs[0].shape[1], inputs[0].device))
+        return AttentionHeads(*(x.to(inputs[0].dtype) for x in heads))
 
-    def merge(self, op: Attend, gradients: Heads) -> tuple[Tensor, ...]:
+    def merge(self, op: Attend, gradients: AttentionHeads) -> tuple[Tensor, ...]:
         """Gradients of the heads back to gradients of queries, keys and values."""
-        merged = attention.merge(gradients, op, self._where(op, gradients.key.shape[-2], gradients.key.device))
+        merged = attention.merge(gradients, op, self._context(op, gradients.key.shape[-2], gradients.key.device))
         return tuple(x.to(gradients.value.dtype) for x in merged)
 
-    def forward(self, op: Attend, heads: Heads) -> Float[Tensor, "B T Hd"]:
+    def forward(self, op: Attend, heads: AttentionHeads) -> Float[Tensor, "B T Hd"]:
         """Softmax attention by torch's fused kernel."""
-        if self.memory is not None:
-            heads = Heads(heads.query, *self.memory.extend(op.name, heads.key, heads.value, self.start))
+        if self.cache is not None:
+            heads = AttentionHeads(heads.query, *self.cache.extend(op.name, heads.key, heads.value, self.start))
         query = heads.query.flatten(1, 2)
         key, value = (_shared(x, op) for x in heads[1:])
         causal_alone = self.plain and self._window(op) is None and not isinstance(op.position, Alibi)
@@ -64,20 +66,24 @@ class Scene:
             y = torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
         return y.transpose(1, 2).flatten(2)
 
-    def backward(self, op: Attend, heads: Heads, dy: Float[Tensor, "B T Hd"], rule: LearningRule) -> HeadGradients:
+    def backward(
+        self, op: Attend, heads: AttentionHeads, dy: Float[Tensor, "B T Hd"], rule: LearningRule
+    ) -> HeadGradients:
         """What all queries send to the heads; scores exist for one chunk of queries at a time."""
         dtype = heads.value.dtype
-        heads, dy = Heads(*(x.to(self.dtype) for x in heads)), dy.to(self.dtype)
+        heads, dy = AttentionHeads(*(x.to(self.dtype) for x in heads)), dy.to(self.dtype)
         queries: list[Tensor] = []
         dkey: Tensor | None = None
         dvalue, positions = torch.zeros_like(heads.value), self.batch.on(dy.device).positions
         for rows, end in self._chunks(heads):
-            part = Heads(heads.query[..., rows, :], heads.key[..., :end, :], heads.value[..., :end, :])
+            # Rotations were applied when the heads were cut, so a chunk needs none.
+            mask = self._mask(op, rows, end, dy.device)[:, None, None]
+            part = AttentionHeads(heads.query[..., rows, :], heads.key[..., :end, :], heads.value[..., :end, :])
             found = attention.head_gradients(
                 part,
                 dy[:, rows],
                 op,
-                Where(mask=self._mask(op, rows, end, dy.device)[:, None, None], positions=positions[:, :end]),
+                AttentionContext(mask=mask, positions=positions[:, :end]),
                 scheme=rule.attention_gradient,
                 step=rule.difference_step(rule.attention_gradient),
                 mode=rule.epsilon_mode,
@@ -91,7 +97,7 @@ class Scene:
             return HeadGradients(None, None, dvalue.to(dtype))
         return HeadGradients(torch.cat(queries, dim=-2).to(dtype), dkey.to(dtype), dvalue.to(dtype))
 
-    def _chunks(self, heads: Heads) -> Iterator[tuple[slice, int]]:
+    def _chunks(self, heads: AttentionHeads) -> Iterator[tuple[slice, int]]:
         """Runs of queries whose scores fit the budget, each with the number of keys that it can see."""
         tokens, count = heads.query.shape[-2], heads.query[..., 0, 0].numel()
         size = max(1, self.budget // (count * heads.key.shape[-2] * self.dtype.itemsize))
@@ -99,7 +105,7 @@ class Scene:
             end = min(first + size, tokens)
             yield slice(first, end), self.start + end
 
-    def _where(self, op: Attend, tokens: int, device: torch.device) -> Where:
+    def _context(self, op: Attend, tokens: int, device: torch.device) -> AttentionContext:
         here = slice(self.start, self.start + tokens)
         everywhere = self.batch.on(device).positions
         positions = everywhere[:, here]
@@ -110,7 +116,7 @@ class Scene:
                 self.rotations[rotary, device] = attention.rotation(rotary, everywhere, self.dtype)
             cos, sin = self.rotations[rotary, device]
             rotation = attention.Rotation(cos[:, here], sin[:, here])
-        return Where(
+        return AttentionContext(
             mask=positions.new_zeros(1, 1, 1, 1, tokens, dtype=self.dtype), positions=positions, rotation=rotation
         )
 

@@ -1,33 +1,77 @@
-"""What has been learnt: changes of vectors, and changes of matrices as factors or in full.
+"""What has been learnt: updates of vectors, and updates of matrices as factors or formed; and which form costs less.
 
 R is the number of updates: one for each sequence of a batch, or 1 if all sequences share it. n trained tokens,
-I inputs, O outputs. What is summed up or formed is float32 at least: half a precision has no room for a small change
+I inputs, O outputs. What is summed up or formed is float32 at least: half a precision has no digits for a small update
 beside a weight, which would be rounded away.
+
+The update of a matrix W `[O, I]` after one step is -rate * G^T X, with X `[n, I]` the inputs and G `[n, O]` the
+gradients of the n trained tokens. *Dual*: T tokens see it as (x X^T) G, for T n (I + O) multiply-adds, and W is shared
+by the whole batch. *Dense*: W' = W - rate * G^T X is formed, for n I O multiply-adds and a matrix written and read.
+
+For one step dual wins while T (I + O) < I O (1 + traffic / n): up to a few hundred tokens in models of the size of
+GPT-2, whatever the length of the training part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tintformer.auxiliary.description import compute_dtype
 from tintformer.auxiliary.ops import Weight
-from tintformer.engines.fast import cost
-from tintformer.execution.engine import compute_dtype
+
+TRAFFIC = 60.0
+"""Fixed cost of forming a matrix, in multiply-adds an element. `benchmarks.forming_cost` measured 38 to 140 by shape
+on one machine; it matters little, since it only shifts a choice between forms that cost about the same there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateUse:
+    """How much an update is used: what the choice between the two forms depends on."""
+
+    trained: int
+    """Tokens of one sequence that a step trains on: the rank that it adds."""
+    tokens: int
+    """Tokens of one sequence that the final pass runs over."""
+    steps: int = 1
+
+
+def dual_cost(inputs: int, outputs: int, use: UpdateUse) -> float:
+    """Multiply-adds of a sequence if the update stays factored."""
+    ranks = [step * use.trained for step in range(1, use.steps + 1)]
+    # A later step runs forward and backward through what the earlier ones have learnt; the last rank meets all tokens.
+    seen = sum(2 * rank * use.trained for rank in ranks[:-1]) + ranks[-1] * use.tokens
+    return float(seen) * (inputs + outputs)
+
+
+def dense_cost(inputs: int, outputs: int, use: UpdateUse) -> float:
+    """Multiply-adds, and traffic in the same unit, of a sequence if the updated matrix is formed after each step."""
+    return use.steps * inputs * outputs * (use.trained + TRAFFIC)
+
+
+def prefers_dual(inputs: int, outputs: int, use: UpdateUse) -> bool:
+    """Whether an update of a matrix of this shape is cheaper left as factors."""
+    return dual_cost(inputs, outputs, use) <= dense_cost(inputs, outputs, use)
+
+
+def smaller_as_factors(inputs: int, outputs: int, rank: int) -> bool:
+    """Whether factors of this rank take less memory than the matrix."""
+    return rank * (inputs + outputs) < inputs * outputs
 
 
 @dataclass(frozen=True)
 class Factors:
-    """The change -rate * sum_t g_t x_t^T, never formed."""
+    """The update -rate * sum_t g_t x_t^T of one step, not formed."""
 
     x: Float[Tensor, "R n I"]
     g: Float[Tensor, "R n O"]
     rate: float
 
-    def delta(self) -> Float[Tensor, "R O I"]:
+    def formed(self) -> Float[Tensor, "R O I"]:
         return torch.bmm(widened(self.g).mT, widened(self.x)).mul_(-self.rate)
 
     def added_to(self, matrices: Float[Tensor, "*R O I"]) -> Float[Tensor, "R O I"]:
@@ -36,14 +80,14 @@ class Factors:
     def add_forward(
         self, y: Float[Tensor, "B T O"], x: Float[Tensor, "B T I"], *, with_bias: bool
     ) -> Float[Tensor, "B T O"]:
-        """y plus the change applied to x, and with it the change of the bias: -rate * sum_t (x_t . x + 1) g_t.
+        """y plus the update applied to x, and with it the update of the bias: -rate * sum_t (x_t . x + 1) g_t.
 
         The memory of y may be used for the result.
         """
         return _through(y, x, self.x, self.g, -self.rate, offset=1.0 if with_bias else 0.0)
 
     def add_backward(self, dx: Float[Tensor, "B T I"], dy: Float[Tensor, "B T O"]) -> Float[Tensor, "B T I"]:
-        """dx plus the transposed change applied to dy; the memory of dx may be used for the result."""
+        """dx plus the transposed update applied to dy; the memory of dx may be used for the result."""
         return _through(dx, dy, self.g, self.x, -self.rate)
 
 
@@ -71,56 +115,54 @@ def _through(total: Tensor, signal: Tensor, first: Tensor, second: Tensor, alpha
 
 
 class Updates:
-    """All that has been learnt: changes of matrices and changes of vectors (`[R, D]`), by weight."""
+    """All that has been learnt: updates of matrices and updates of vectors (`[R, D]`), by weight."""
 
     def __init__(self) -> None:
         self.matrices: dict[Weight, MatrixUpdate] = {}
         self.vectors: dict[Weight, Tensor] = {}
 
-    def change(self, weight: Weight, row: int) -> Tensor | None:
-        """How far a weight has moved in one row; None if it has not."""
-        if weight in self.vectors:
-            return self.vectors[weight][row]
-        return self.matrices[weight].row(row) if weight in self.matrices else None
-
-    def changes(self, weight: Weight) -> Tensor | None:
-        """How far a weight has moved in every row; None if it has not."""
-        if weight in self.vectors:
-            return self.vectors[weight]
-        return self.matrices[weight].full() if weight in self.matrices else None
+    def formed(self, weights: Iterable[Weight], row: int | None = None) -> dict[Weight, Tensor]:
+        """The whole update of those of the weights that have one: `[R, ...]`, or that of one row."""
+        found: dict[Weight, Tensor] = {}
+        for weight in weights:
+            if weight in self.vectors:
+                found[weight] = self.vectors[weight] if row is None else self.vectors[weight][row]
+            elif weight in self.matrices:
+                found[weight] = self.matrices[weight].full() if row is None else self.matrices[weight].row(row)
+        return found
 
     def of(self, weights: Container[Weight]) -> Updates:
-        """The changes of these weights alone."""
+        """The updates of these weights alone."""
         result = Updates()
         result.matrices = {weight: update for weight, update in self.matrices.items() if weight in weights}
-        result.vectors = {weight: change for weight, change in self.vectors.items() if weight in weights}
+        result.vectors = {weight: update for weight, update in self.vectors.items() if weight in weights}
         return result
 
     def settled(self) -> Updates:
-        """The same changes, in the form that serves many short passes best."""
+        """The same updates, in the form that serves many short passes best."""
         result = Updates()
         result.matrices = {weight: update.settled(weight.read()) for weight, update in self.matrices.items()}
         result.vectors = dict(self.vectors)
         return result
 
     def reordered(self, rows: Tensor) -> Updates:
-        """The changes of these sequences, in this order."""
+        """The updates of these sequences, in this order."""
         result = Updates()
         result.matrices = {weight: update.reordered(rows) for weight, update in self.matrices.items()}
-        result.vectors = {weight: _rows(change, rows) for weight, change in self.vectors.items()}
+        result.vectors = {weight: _rows(update, rows) for weight, update in self.vectors.items()}
         return result
 
 
 @dataclass
 class MatrixUpdate:
-    """The change of one matrix: all its factors, or a part of them already summed up in full."""
+    """The update of one matrix: all its factors, or a part of them already summed up in `dense`."""
 
     dual: bool
     """Leave it as factors; otherwise the updated matrix is formed where it is used."""
     keep: bool = False
-    """The formed change will be used again, so it is summed up once."""
+    """What is formed will be used again, so it is summed up once."""
     factors: list[Factors] = field(default_factory=list)
-    delta: Float[Tensor, "R O I"] | None = None
+    dense: Float[Tensor, "R O I"] | None = None
     formed: Float[Tensor, "R O I"] | None = None
     """The updated matrix itself, kept where it will be used again."""
 
@@ -128,14 +170,14 @@ class MatrixUpdate:
         self.factors.append(factors)
         self.formed = None
         if not self.dual and self.keep:
-            self.delta = self.full()
+            self.dense = self.full()
             self.factors = []
 
     def full(self) -> Float[Tensor, "R O I"]:
-        """The whole change, formed."""
-        total = self.delta
+        """The whole update, formed."""
+        total = self.dense
         for part in self.factors:
-            total = part.delta() if total is None else part.added_to(total)
+            total = part.formed() if total is None else part.added_to(total)
         assert total is not None, "an update holds at least one step"
         return total
 
@@ -143,7 +185,7 @@ class MatrixUpdate:
         """The updated matrix."""
         if self.formed is not None:
             return self.formed
-        total = widened(weight)[None] if self.delta is None else weight + self.delta
+        total = widened(weight)[None] if self.dense is None else weight + self.dense
         for part in self.factors:
             total = part.added_to(total.expand(len(part.x), -1, -1))
         if self.keep and len(total) == 1:
@@ -155,7 +197,7 @@ class MatrixUpdate:
         matrix, otherwise the updated matrix, formed once."""
         outputs, inputs = weight.shape
         rank = sum(part.x.shape[1] for part in self.factors)
-        if self.delta is None and cost.smaller_as_factors(inputs, outputs, rank):
+        if self.dense is None and smaller_as_factors(inputs, outputs, rank):
             return MatrixUpdate(dual=True, factors=self.factors)
         return MatrixUpdate(dual=False, keep=True, formed=self.matrix(weight))
 
@@ -164,15 +206,15 @@ class MatrixUpdate:
             dual=self.dual,
             keep=self.keep,
             factors=[Factors(_rows(part.x, rows), _rows(part.g, rows), part.rate) for part in self.factors],
-            delta=None if self.delta is None else _rows(self.delta, rows),
+            dense=None if self.dense is None else _rows(self.dense, rows),
             formed=None if self.formed is None else _rows(self.formed, rows),
         )
 
     def row(self, row: int) -> Float[Tensor, "O I"]:
-        """The whole change of one sequence."""
+        """The whole update of one sequence."""
         parts = [Factors(part.x[row : row + 1], part.g[row : row + 1], part.rate) for part in self.factors]
-        delta = None if self.delta is None else self.delta[row : row + 1]
-        return MatrixUpdate(dual=self.dual, factors=parts, delta=delta).full()[0]
+        dense = None if self.dense is None else self.dense[row : row + 1]
+        return MatrixUpdate(dual=self.dual, factors=parts, dense=dense).full()[0]
 
 
 def _rows(x: Tensor, rows: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ def root_mean_square(x: Tensor) -> Tensor:
     return x.pow(2).mean(dim=-1, keepdim=True).add(torch.finfo(x.dtype).tiny).pow(0.5)
 
 
-class Difference(torch.autograd.Function):
+class DifferenceFunction(torch.autograd.Function):
     """function(x), whose Jacobian is symmetric, with J g taken as a difference along the incoming gradient."""
 
     @staticmethod

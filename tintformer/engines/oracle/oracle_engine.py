@@ -22,39 +22,41 @@ from tintformer.engines.oracle.mode import OracleMode
 from tintformer.engines.oracle.twin import make_twin
 from tintformer.errors import InputError
 from tintformer.execution.batch import SHARED, Batch
-from tintformer.execution.engine import EngineResult, Predictions
+from tintformer.execution.output import EngineResult, Predictions
 from tintformer.rule.learning_rule import LearningRule
 
 
 @dataclass(frozen=True)
-class Sequence:
+class Segment:
     """One segment of a row, as the model sees it: no padding, no other segment."""
 
     tokens: Tensor
     positions: Tensor
     places: list[int]
     """Where each token stands in the row."""
-    scored: list[tuple[int, int]]
-    """(position in this sequence, target token) of every training target."""
+    targets: list[tuple[int, int]]
+    """(position in this segment, target token) of every training target."""
 
 
 class OracleEngine:
     """The truth that the other engines are measured against: slow, simple and independent."""
 
+    hooks = None  # autograd runs the pass, not the walk
+
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule):
         auxiliary.require_one_device("the oracle")
         model = auxiliary.model
-        self.rule, self.family = rule, families()[auxiliary.family]
+        self.auxiliary, self.rule, self.family = auxiliary, rule, families()[auxiliary.family]
         self.dtype = torch.promote_types(auxiliary.dtype, torch.float32)
         self.mode = OracleMode(rule, self.dtype)
         self.twin = make_twin(model, self.family, rule, self.mode)
         self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self.original = {name: value.detach().to(self.dtype) for name, value in model.named_parameters()}
-        self.masks = self._movable()
+        self.masks = self._trainable()
 
     def run(self, batch: Batch, *, logits_at: Bool[Tensor, "B T"] | None, before: bool) -> EngineResult:
         """Train every sequence on its own, then predict."""
-        rows = [_sequences(batch, row) for row in range(len(batch.input_ids))]
+        rows = [_segments(batch, row) for row in range(len(batch.input_ids))]
         if self.rule.takes_differences():
             _refuse_shared_tokens(batch, rows)
         tuned = [self._train(row) for row in rows]
@@ -65,34 +67,34 @@ class OracleEngine:
         )
 
     def _predictions(
-        self, values: list[dict[str, Tensor]], rows: list[list[Sequence]], batch: Batch, logits_at: Tensor | None
+        self, values: list[dict[str, Tensor]], rows: list[list[Segment]], batch: Batch, logits_at: Tensor | None
     ) -> Predictions:
-        at = batch.evaluates if logits_at is None else logits_at
+        at = batch.evaluation_positions if logits_at is None else logits_at
         logits = torch.cat([self._predict(*pair, at[i]) for i, pair in enumerate(zip(values, rows, strict=True))])
-        evaluated = batch.evaluates
+        evaluated = batch.evaluation_positions
         losses = -logits[evaluated[at]].log_softmax(-1).gather(1, batch.targets[evaluated][:, None])[:, 0]
         return Predictions(losses=losses, logits=None if logits_at is None else logits)
 
-    def _train(self, row: list[Sequence]) -> dict[str, Tensor]:
+    def _train(self, row: list[Segment]) -> dict[str, Tensor]:
         values = dict(self.original)
-        count = sum(len(sequence.scored) for sequence in row)
+        count = sum(len(segment.targets) for segment in row)
         if count == 0:
             return values
         for _ in range(self.rule.steps):
-            moving = {name: values[name].clone().requires_grad_() for name in self.masks}
+            trained = {name: values[name].clone().requires_grad_() for name in self.masks}
             with torch.enable_grad(), self.mode:
-                losses = [self._loss({**values, **moving}, sequence) for sequence in row if sequence.scored]
+                losses = [self._loss({**values, **trained}, segment) for segment in row if segment.targets]
                 loss = torch.stack(losses).sum()
                 loss = loss / count if self.rule.reduction == "mean" else loss
-                gradients = torch.autograd.grad(loss, list(moving.values()), allow_unused=True, materialize_grads=True)
+                gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True, materialize_grads=True)
             for (name, mask), gradient in zip(self.masks.items(), gradients, strict=True):
                 values[name] = values[name] - self.rule.learning_rate * mask * gradient
         return values
 
-    def _loss(self, values: dict[str, Tensor], sequence: Sequence) -> Tensor:
-        inputs, logits = self._call(values, sequence)
-        places = torch.tensor([place for place, _ in sequence.scored], device=logits.device)
-        targets = torch.tensor([token for _, token in sequence.scored], device=logits.device)
+    def _loss(self, values: dict[str, Tensor], segment: Segment) -> Tensor:
+        inputs, logits = self._call(values, segment)
+        places = torch.tensor([place for place, _ in segment.targets], device=logits.device)
+        targets = torch.tensor([token for _, token in segment.targets], device=logits.device)
         x, matrix = inputs[places], values[self._head_weight()]
         match self.rule.loss:
             case "cross_entropy":
@@ -103,24 +105,24 @@ class OracleEngine:
                 return 0.5 * functional.linear(x, matrix).pow(2).sum() - (x * matrix[targets]).sum()
 
     @torch.no_grad()
-    def _predict(self, values: dict[str, Tensor], row: list[Sequence], at: Tensor) -> Tensor:
+    def _predict(self, values: dict[str, Tensor], row: list[Segment], at: Tensor) -> Tensor:
         wanted = at.nonzero().flatten().tolist()
         logits: dict[int, Tensor] = {}
         with self.mode:
-            for sequence in row:
-                _, here = self._call(values, sequence)
-                for place, vector in zip(sequence.places, here, strict=True):
+            for segment in row:
+                _, here = self._call(values, segment)
+                for place, vector in zip(segment.places, here, strict=True):
                     logits.setdefault(place, vector)
         nothing = torch.zeros_like(next(iter(logits.values())))
         chosen = [logits.get(place, nothing) for place in wanted]
         return torch.stack(chosen) if chosen else nothing[None][:0]
 
-    def _call(self, values: dict[str, Tensor], sequence: Sequence) -> tuple[Tensor, Tensor]:
+    def _call(self, values: dict[str, Tensor], segment: Segment) -> tuple[Tensor, Tensor]:
         """The input of the head and the logits, `[tokens, width]` and `[tokens, vocabulary]`."""
         seen: list[Tensor] = []
         head = self.twin.get_submodule(self.family.paths.head)
         handle = head.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-        tokens = sequence.tokens[None]
+        tokens = segment.tokens[None]
         # An explicit mask of ones: without it, HF takes a gap in the position ids for the start of another sequence.
         options: dict[str, Any] = {
             "input_ids": tokens,
@@ -128,7 +130,7 @@ class OracleEngine:
             "use_cache": False,
         }
         if self.takes_positions:
-            options["position_ids"] = sequence.positions[None]
+            options["position_ids"] = segment.positions[None]
         try:
             logits = functional_call(self.twin, values, args=(), kwargs=options).logits
         finally:
@@ -139,8 +141,8 @@ class OracleEngine:
         name = f"{self.family.paths.head}.weight"
         return name if name in self.original else f"{self.family.paths.tokens}.weight"
 
-    def _movable(self) -> dict[str, Tensor]:
-        """For each parameter that may move, what to multiply its gradient by: 1, or a mask over fused rows."""
+    def _trainable(self) -> dict[str, Tensor]:
+        """For each parameter that is trained, what to multiply its gradient by: 1, or a mask over fused rows."""
         paths, rule = self.family.paths, self.rule
         num_blocks = len(self.twin.get_submodule(paths.blocks))
         first = num_blocks - (rule.layers or num_blocks)
@@ -174,24 +176,24 @@ class OracleEngine:
         return rows if self.family.transposed or parameter.dim() == 1 else rows[:, None]
 
 
-def _refuse_shared_tokens(batch: Batch, rows: list[list[Sequence]]) -> None:
+def _refuse_shared_tokens(batch: Batch, rows: list[list[Segment]]) -> None:
     """A shared token has one gradient, the sum over its segments; run apart, a difference would be taken of each."""
     for row, sequences in enumerate(rows):
-        if len(sequences) > 1 and bool((batch.attended[row] & (batch.segments[row] == SHARED)).any()):
+        if len(sequences) > 1 and bool((batch.attention_mask[row] & (batch.segment_ids[row] == SHARED)).any()):
             raise InputError(
                 f"row {row} has tokens that several segments share: the oracle runs segments apart, which is the same "
                 "only if no gradient is a difference; use exact gradients, or engine='reference'"
             )
 
 
-def _sequences(batch: Batch, row: int) -> list[Sequence]:
+def _segments(batch: Batch, row: int) -> list[Segment]:
     """Cut a row into its segments; a pair of shared tokens is scored once, in the first of them."""
     tokens = batch.input_ids[row].tolist()
-    attended, segments = batch.attended[row].tolist(), batch.segments[row].tolist()
-    train, loss = batch.train[row].tolist(), batch.loss[row].tolist()
+    attended, segments = batch.attention_mask[row].tolist(), batch.segment_ids[row].tolist()
+    train, loss = batch.train_mask[row].tolist(), batch.loss_mask[row].tolist()
     shared = [t for t, segment in enumerate(segments) if attended[t] and segment == SHARED]
     own = sorted({segment for t, segment in enumerate(segments) if attended[t] and segment != SHARED})
-    result: list[Sequence] = []
+    result: list[Segment] = []
     for number, segment in enumerate(own or [SHARED]):
         places = list(shared)
         if segment != SHARED:
@@ -206,8 +208,8 @@ def _sequences(batch: Batch, row: int) -> list[Sequence]:
             and loss[t + 1]
             and (segments[t] != SHARED or number == 0)
         ]
-        given = batch.given_positions
+        given = batch.position_ids
         device = batch.input_ids.device
         positions = torch.arange(len(places), device=device) if given is None else given[row, places]
-        result.append(Sequence(batch.input_ids[row, places], positions, places, scored))
+        result.append(Segment(batch.input_ids[row, places], positions, places, scored))
     return result

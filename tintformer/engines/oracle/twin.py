@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tintformer.auxiliary.families.family import Family
-from tintformer.engines.oracle.difference import Difference
+from tintformer.engines.oracle.difference import DifferenceFunction
 from tintformer.engines.oracle.mode import OracleMode
 from tintformer.rule.learning_rule import Gradient, LearningRule
 
@@ -62,7 +62,7 @@ def _by_difference(
             return function(x)
 
     relative, step = rule.epsilon_mode == "relative", rule.difference_step(scheme)
-    return lambda x: Difference.apply(x, in_mode, scheme, step, relative)
+    return lambda x: DifferenceFunction.apply(x, in_mode, scheme, step, relative)
 
 
 def _norm_by_difference(norm: Any, rule: LearningRule, mode: OracleMode, unit_offset: bool) -> Callable[..., Tensor]:

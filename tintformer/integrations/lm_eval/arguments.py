@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tintformer.errors import InputError, RuleError
-from tintformer.integrations.transformers.config import ENGINES
+from tintformer.learning.engine_registry import engines_that
 from tintformer.rule.learning_rule import PRESETS, LearningRule
 
 
@@ -57,8 +57,8 @@ class Arguments:
         return cls(rule=rule, **chosen)
 
     def __post_init__(self) -> None:
-        if self.engine not in ENGINES:
-            raise InputError(f"engine={self.engine!r} is unknown here; choose one of {', '.join(ENGINES)}")
+        if self.engine not in (known := engines_that("continues")):
+            raise InputError(f"engine={self.engine!r} is unknown here; choose one of {', '.join(known)}")
         dtype = getattr(torch, self.dtype, None)
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise InputError(f"dtype={self.dtype!r} is unknown; choose float32, float64 or bfloat16")

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from tintformer.engines.fast import FastEngine
 from tintformer.errors import DivergenceError, InputError
 from tintformer.execution.batch import Batch
 from tintformer.execution.continuation import Continuation
+from tintformer.execution.engine import Continues
 from tintformer.integrations.lm_eval.encoding import Ids
-from tintformer.simulator.simulator import Simulator
 
 Score = tuple[float, bool]
 """The log-probability of a continuation, and whether it is the likeliest token at every place."""
@@ -48,7 +47,7 @@ class Asked:
 class Scorer:
     """An engine that learns from contexts, several at a time and each for itself."""
 
-    engine: FastEngine | Simulator
+    engine: Continues
     max_length: int
     batch_size: int
 
@@ -95,7 +94,7 @@ class Scorer:
 
     def _batch(self, asked: Sequence[Asked]) -> list[list[Score]]:
         longer = any(len(ids) > 1 for each in asked for ids in each.continuations)
-        state = self.engine.begin(self._contexts(asked), remember=longer)
+        state = self.engine.begin(self._contexts(asked), keep_cache=longer)
         logits, length = state.logits(1), state.length
         found: list[list[Score]] = [[] for _ in asked]
         for number in range(max(len(each.continuations) for each in asked)):

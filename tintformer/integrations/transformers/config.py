@@ -11,14 +11,13 @@ from transformers.configuration_utils import PreTrainedConfig
 from tintformer.auxiliary.validation import find_family
 from tintformer.errors import LoadError, RuleError, TintError
 from tintformer.integrations.transformers.register import register_config
+from tintformer.learning.engine_registry import engines_that
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator.construction import Construction
 from tintformer.storage.untrusted import build_config
 from tintformer.version import __version__
 
 MODEL_TYPE = "tint"
-ENGINES = ("fast", "simulator")
-"""Engines that can go on after learning, token by token."""
 
 _PASSED_ALONG = {
     "_commit_hash",
@@ -79,8 +78,8 @@ class TintConfig(PreTrainedConfig):
         self.auxiliary = _base(self.auxiliary, self.base_model or "the base model")
         self.learning_rule = asdict(_rule(self.learning_rule))
         self.construction = asdict(_construction(self.construction))
-        if self.engine not in ENGINES:
-            raise TintError(f"engine={self.engine!r} is unknown here; choose one of {', '.join(ENGINES)}")
+        if self.engine not in (known := engines_that("continues")):
+            raise TintError(f"engine={self.engine!r} is unknown here; choose one of {', '.join(known)}")
         fraction: Any = self.train_fraction
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
             raise TintError(f"train_fraction={fraction!r} must be a number above 0 and at most 1")

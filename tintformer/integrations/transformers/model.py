@@ -22,17 +22,16 @@ from transformers.modeling_utils import PreTrainedModel
 
 from tintformer.auxiliary.describe import describe
 from tintformer.auxiliary.validation import check_model
-from tintformer.engines.fast import FastEngine
 from tintformer.errors import InputError, LoadError, TintError
 from tintformer.execution.batch import Batch
+from tintformer.execution.engine import Continues
 from tintformer.integrations.transformers import files, loading
 from tintformer.integrations.transformers.cache import TintCache
 from tintformer.integrations.transformers.card import model_card
 from tintformer.integrations.transformers.config import TintConfig
 from tintformer.integrations.transformers.register import register_model
+from tintformer.learning.engine_registry import ENGINES, make_engine
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.simulator.construction import Construction
-from tintformer.simulator.simulator import Simulator
 from tintformer.storage.loading import load
 from tintformer.storage.safetensors_headers import read_headers
 
@@ -68,7 +67,7 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
             auxiliary = cast(PreTrainedModel, AutoModelForCausalLM.from_config(config.auxiliary, dtype=config.dtype))
         self.auxiliary = auxiliary.eval()
         config.auxiliary.dtype = config.dtype = auxiliary.dtype
-        self._built: tuple[Any, FastEngine | Simulator] | None = None
+        self._built: tuple[Any, Continues] | None = None
         with no_init_weights():  # nothing here has weights besides the base model, which has its own
             self.post_init()
         if auxiliary.can_generate():
@@ -135,7 +134,7 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
             train = self._training_part(input_ids, attention_mask, train_mask)
             auxiliary = self.engine.auxiliary
             batch = Batch.of(auxiliary, input_ids, train_mask=train, attention_mask=attention_mask, loss_mask=loss_mask)
-            continuation = self.engine.begin(batch, remember=cache is not None)
+            continuation = self.engine.begin(batch, keep_cache=cache is not None)
             if cache is not None:
                 cache.continuation = continuation
         logits = continuation.logits(None if labels is not None else logits_to_keep or None)
@@ -166,7 +165,7 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
         return attended.bool() & (number <= trained)
 
     @property
-    def engine(self) -> FastEngine | Simulator:
+    def engine(self) -> Continues:
         """What runs the pass, built when it is first needed and anew when weights or configuration have changed."""
         config = self.config
         config.check()
@@ -174,12 +173,15 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
             (parameter.data_ptr(), 0 if parameter.is_inference() else parameter._version, parameter.dtype)
             for parameter in self.auxiliary.parameters()
         )
-        key = config.rule, config.engine, Construction(**config.construction), weights
+        # The knobs of the simulator may be there for later while another engine runs.
+        known, given = ENGINES[config.engine].options(), config.construction
+        options = {name: given[name] for name in known if name in given}
+        key = config.rule, config.engine, options, weights
         if self._built is None or self._built[0] != key:
             name = config.base_model or config.auxiliary.model_type
             auxiliary = describe(self.auxiliary, check_model(self.auxiliary, name), name)
-            simulated = config.engine == "simulator"
-            engine = Simulator(auxiliary, key[0], key[2]) if simulated else FastEngine(auxiliary, key[0])
+            engine = make_engine(config.engine, auxiliary, config.rule, **options)
+            assert isinstance(engine, Continues), "the configuration is checked for it"
             self._built = key, engine  # in a tuple, so that a simulator is no submodule
         return self._built[1]
 

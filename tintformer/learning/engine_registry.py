@@ -1,0 +1,83 @@
+"""The engines by name: what makes each, which options it takes and what else than running a batch it can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Literal
+
+from tintformer.auxiliary.description import Auxiliary
+from tintformer.errors import InputError, TintError
+from tintformer.execution.engine import Engine
+from tintformer.rule.learning_rule import LearningRule
+
+Capability = Literal["adapts", "continues"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineEntry:
+    """One engine, imported when it is asked for."""
+
+    factory: str
+    """Module and name of what makes it from an auxiliary, a rule and its options."""
+    title: str
+    """What messages call it."""
+    options: Callable[[], tuple[str, ...]] = tuple
+    """The names of its options."""
+    capabilities: frozenset[Capability] = frozenset()
+    """Which protocols of `execution.engine` it implements, known before it is made."""
+
+
+def _construction_knobs() -> tuple[str, ...]:
+    from tintformer.simulator.construction import Construction
+
+    return tuple(Construction.__dataclass_fields__)
+
+
+ENGINES: dict[str, EngineEntry] = {
+    "fast": EngineEntry(
+        factory="tintformer.engines.fast.FastEngine",
+        title="fast engine",
+        options=lambda: ("dual",),
+        capabilities=frozenset({"adapts", "continues"}),
+    ),
+    "reference": EngineEntry(factory="tintformer.engines.reference.ReferenceEngine", title="reference engine"),
+    "oracle": EngineEntry(factory="tintformer.engines.oracle.OracleEngine", title="model under autograd"),
+    "simulator": EngineEntry(
+        factory="tintformer.simulator.simulator.build",
+        title="simulator",
+        options=_construction_knobs,
+        capabilities=frozenset({"continues"}),
+    ),
+}
+
+
+def engines_that(capability: Capability) -> tuple[str, ...]:
+    """The names of the engines with a capability."""
+    return tuple(name for name, entry in ENGINES.items() if capability in entry.capabilities)
+
+
+def make_engine(name: str, auxiliary: Auxiliary, rule: LearningRule, **options: Any) -> Engine:
+    """The engine of that name; an unknown name, or an option that it does not take, is an error."""
+    check_options(name, options)
+    module, _, factory = ENGINES[name].factory.rpartition(".")
+    return getattr(import_module(module), factory)(auxiliary, rule, **options)
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse an unknown engine, and options that belong to another one or to none."""
+    if name not in ENGINES:
+        raise TintError(f"engine={name!r} is unknown; choose one of {', '.join(ENGINES)}")
+    own = ENGINES[name].options()
+    if not (foreign := [option for option in options if option not in own]):
+        return
+    for entry in ENGINES.values():
+        if theirs := [option for option in foreign if option in entry.options()]:
+            if len(entry.options()) == 1:
+                found = f"{theirs[0]}={options[theirs[0]]} is a knob of the {entry.title}; leave it out"
+            else:
+                found = f"{', '.join(theirs)}: knobs of the {entry.title}; leave them out"
+            raise TintError(f"{found} with engine={name!r}")
+    known = f"known are {', '.join(own)}" if own else "it has none"
+    raise InputError(f"unknown knobs of a {ENGINES[name].title}: {', '.join(sorted(foreign))}; {known}")
