@@ -27,7 +27,7 @@ from tintformer.rule.trainable import movable
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class VerifiedEngine:
     """An executable form of the learning rule, whole and op by op."""
 
     name: str
@@ -42,13 +42,13 @@ class Subject:
         return self.construction.get("attention") == "softmax"
 
 
-def find_subject(name: str, **construction: Any) -> Subject:
+def find_verified_engine(name: str, **construction: Any) -> VerifiedEngine:
     """The engine of that name and its executor; `construction` are knobs of the simulator."""
     if name not in EXECUTORS:
         raise TintError(f"engine={name!r} cannot be verified; choose one of {', '.join(EXECUTORS)}")
     if construction and name != "simulator":
         raise TintError(f"{', '.join(construction)}: knobs of the simulator; leave them out with engine={name!r}")
-    return Subject(
+    return VerifiedEngine(
         name=name,
         engine=lambda auxiliary, rule: Tint(auxiliary, rule, engine=name, **construction).engine,
         executor=partial(EXECUTORS[name], **construction),
