@@ -1,11 +1,11 @@
-"""How torch's threads wait for work; to be settled before torch is imported."""
+"""How torch's threads wait for work; must be set before torch is imported."""
 
 from __future__ import annotations
 
 import os
 
 
-def settle_waiting() -> None:
+def use_sleeping_threads() -> None:
     """Let waiting threads sleep, unless the user has said how they shall wait.
 
     By default they spin: up to a third faster for small models on a machine that nobody else uses, and many times

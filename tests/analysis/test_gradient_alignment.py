@@ -19,7 +19,7 @@ from tintformer.analysis.verify.gradients import (
     simulated_gradient,
     true_gradient,
 )
-from tintformer.analysis.verify.subject import find_subject
+from tintformer.analysis.verify.verified_engine import find_verified_engine
 from tintformer.execution.batch import Batch
 
 IDS = torch.tensor([[5, 9, 3, 17, 22, 8, 11, 4, 26, 7]])
@@ -33,7 +33,7 @@ def setup(name: str) -> tuple[tint.Auxiliary, Batch]:
 
 def gradient(auxiliary: Any, batch: Batch, preset: str, engine: str = "reference") -> Any:
     rule = make_rule(preset)
-    return rule, simulated_gradient(auxiliary, rule, batch, find_subject(engine).engine(auxiliary, rule))
+    return rule, simulated_gradient(auxiliary, rule, batch, find_verified_engine(engine).engine(auxiliary, rule))
 
 
 def test_the_true_gradient_is_autograds() -> None:
@@ -115,4 +115,4 @@ def test_an_update_of_several_steps_is_no_gradient() -> None:
     auxiliary, batch = setup("gpt2")
     rule = make_rule("default", steps=2)
     with pytest.raises(AssertionError, match="only after one step"):
-        simulated_gradient(auxiliary, rule, batch, find_subject("fast").engine(auxiliary, rule))
+        simulated_gradient(auxiliary, rule, batch, find_verified_engine("fast").engine(auxiliary, rule))

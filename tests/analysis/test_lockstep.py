@@ -13,7 +13,7 @@ from torch import Tensor
 
 import tintformer as tint
 from tintformer.analysis.verify.lockstep import ModuleError, compare, split_name
-from tintformer.analysis.verify.subject import find_subject
+from tintformer.analysis.verify.verified_engine import find_verified_engine
 from tintformer.engines.fast.fast_executor import FastExecutor
 from tintformer.engines.reference import TensorExecutor
 from tintformer.errors import TintError
@@ -55,11 +55,11 @@ def test_the_reference_agrees_with_itself_and_the_fast_engine_with_it(name: str,
 
 @pytest.mark.parametrize("name", ["gpt2", "opt-350m-kind", "qwen3", "gptj"])
 def test_the_simulator_agrees_with_the_reference(name: str) -> None:
-    errors = run(find_subject("simulator").executor, name, "default")
+    errors = run(find_verified_engine("simulator").executor, name, "default")
     assert max(error.relative for error in errors) < 1e-11
     reference = run(TensorExecutor, name, "default")
     assert [(e.layer, e.module, e.phase) for e in errors] == [(e.layer, e.module, e.phase) for e in reference]
-    perturbed = run(find_subject("simulator", stack=3, tie_blocks=False).executor, name, steps=2)
+    perturbed = run(find_verified_engine("simulator", stack=3, tie_blocks=False).executor, name, steps=2)
     assert max(error.relative for error in perturbed if not error.by_difference) < 1e-11
     assert max(error.relative for error in perturbed) < 1e-7
 
@@ -234,4 +234,4 @@ def test_names() -> None:
     assert split_name("blocks.11.query") == (11, "query")
     assert split_name("final.norm") == (None, "final.norm")
     with pytest.raises(TintError, match="engine='oracle' cannot be verified; choose one of simulator, fast, reference"):
-        find_subject("oracle")
+        find_verified_engine("oracle")

@@ -21,7 +21,7 @@ from tintformer.analysis.theorems.linear_softmax import (
     printed_form,
 )
 from tintformer.analysis.theorems.on_model import check_linear_as_softmax, check_theorems, paper_step
-from tintformer.analysis.verify.capture import record, seen_attentions, seen_ops
+from tintformer.analysis.verify.recorder import record, seen_attentions, seen_ops
 from tintformer.auxiliary.ops import Attend
 from tintformer.execution.batch import Batch
 from tintformer.rule import attention

@@ -16,17 +16,17 @@ from tiny import TEXT, save_model
 from typer.testing import CliRunner
 
 import tintformer as tint
-from tintformer.analysis.verify import settings as defaults
-from tintformer.analysis.verify.settings import Settings
-from tintformer.analysis.verify.subject import Subject, find_subject
-from tintformer.analysis.verify.tolerance import (
+from tintformer.analysis.verify import verify_settings as defaults
+from tintformer.analysis.verify.verification import verify
+from tintformer.analysis.verify.verified_engine import VerifiedEngine, find_verified_engine
+from tintformer.analysis.verify.verify_settings import (
     FLOAT32,
     FLOAT32_DIFFERENCES,
     FLOAT64,
     FLOAT64_DIFFERENCES,
+    VerifySettings,
     tolerance_for,
 )
-from tintformer.analysis.verify.verification import verify
 from tintformer.cli.verify import verify as command
 from tintformer.engines.reference import ReferenceEngine, TensorExecutor
 from tintformer.errors import TintError
@@ -41,7 +41,11 @@ TRAIN = torch.arange(12)[None] < 8
 def test_sound_engines_pass(name: str, engine: str) -> None:
     shares: list[float] = []
     report = verify(
-        tint.load(make_model(name)), IDS, TRAIN, find_subject(engine), progress=lambda text, share: shares.append(share)
+        tint.load(make_model(name)),
+        IDS,
+        TRAIN,
+        find_verified_engine(engine),
+        progress=lambda text, share: shares.append(share),
     )
     assert report.failures() == []
     assert shares == sorted(shares) and shares[0] == 0 and len(shares) == 6
@@ -57,8 +61,8 @@ def test_sound_engines_pass(name: str, engine: str) -> None:
 
 
 def test_a_simulator_of_softmax_attentions_is_reported_and_not_judged() -> None:
-    auxiliary, settings = tint.load(make_model("gpt2")), Settings(presets=("default",), steps=2, theorems=False)
-    subject = find_subject("simulator", attention="softmax", layout="paper", stack=2)
+    auxiliary, settings = tint.load(make_model("gpt2")), VerifySettings(presets=("default",), steps=2, theorems=False)
+    subject = find_verified_engine("simulator", attention="softmax", layout="paper", stack=2)
     report = verify(auxiliary, IDS, TRAIN, subject, settings)
     assert report.failures() == []
     record = json.loads(json.dumps(report.record(), allow_nan=False))
@@ -68,7 +72,7 @@ def test_a_simulator_of_softmax_attentions_is_reported_and_not_judged() -> None:
     strict = verify(auxiliary, IDS, TRAIN, subject, replace(settings, tolerance=1e-9))
     assert strict.failures()
     with pytest.raises(TintError, match="attention: knobs of the simulator; leave them out with engine='fast'"):
-        find_subject("fast", attention="softmax")
+        find_verified_engine("fast", attention="softmax")
 
 
 class FourfoldBias(TensorExecutor):
@@ -90,8 +94,8 @@ class FourfoldBiasEngine(ReferenceEngine):
 
 
 def test_a_broken_engine_fails_and_is_named() -> None:
-    broken = Subject(name="broken", engine=FourfoldBiasEngine, executor=FourfoldBias)
-    settings = Settings(presets=("default", "full"), theorems=False)
+    broken = VerifiedEngine(name="broken", engine=FourfoldBiasEngine, executor=FourfoldBias)
+    settings = VerifySettings(presets=("default", "full"), theorems=False)
     report = verify(tint.load(make_model("gpt2")), IDS, TRAIN, broken, settings)
     failures = report.failures()
     assert [line.split(" errs by")[0] for line in failures if "errs by" in line] == [
@@ -109,8 +113,8 @@ def test_a_broken_engine_fails_and_is_named() -> None:
 
 def test_in_float32_and_with_the_first_block_alone() -> None:
     auxiliary = tint.load(make_model("llama", torch.float32))
-    settings = Settings(presets=("default",), learning_rate=1e-3, steps=2)
-    report = verify(auxiliary, IDS, TRAIN, find_subject("fast"), settings, layers=1)
+    settings = VerifySettings(presets=("default",), learning_rate=1e-3, steps=2)
+    report = verify(auxiliary, IDS, TRAIN, find_verified_engine("fast"), settings, layers=1)
     assert report.failures() == []
     record = report.record()
     assert (record["layers"], record["layers_of_model"], record["dtype"]) == (1, 2, "float32")
@@ -119,8 +123,8 @@ def test_in_float32_and_with_the_first_block_alone() -> None:
 
 
 def test_what_is_too_strict_fails() -> None:
-    settings = Settings(presets=("default",), tolerance=0.0, theorems=False)
-    report = verify(tint.load(make_model("gpt2")), IDS, TRAIN, find_subject("fast"), settings)
+    settings = VerifySettings(presets=("default",), tolerance=0.0, theorems=False)
+    report = verify(tint.load(make_model("gpt2")), IDS, TRAIN, find_verified_engine("fast"), settings)
     assert any("tolerance 0e+00" in line for line in report.failures())
 
 
@@ -132,18 +136,18 @@ def test_tolerances_follow_the_number_format_and_the_rule() -> None:
     assert tolerance_for(paper, torch.float32) == FLOAT32_DIFFERENCES
     assert tolerance_for(full, torch.float32, 0.5).loss == 0.5
     with pytest.raises(TintError, match="tolerance=-1 must be"):
-        Settings(tolerance=-1.0)
+        VerifySettings(tolerance=-1.0)
 
 
 def test_bfloat16_is_refused() -> None:
     auxiliary = tint.load(make_model("gpt2", torch.bfloat16))
     with pytest.raises(tint.InputError, match="load it in float32 or float64"):
-        verify(auxiliary, IDS, TRAIN, find_subject("fast"))
+        verify(auxiliary, IDS, TRAIN, find_verified_engine("fast"))
 
 
 def test_something_must_be_left_to_evaluate() -> None:
     with pytest.raises(tint.InputError, match="no token to evaluate"):
-        verify(tint.load(make_model("gpt2")), IDS, TRAIN | True, find_subject("fast"))
+        verify(tint.load(make_model("gpt2")), IDS, TRAIN | True, find_verified_engine("fast"))
 
 
 @pytest.fixture(scope="module")

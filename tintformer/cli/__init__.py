@@ -9,9 +9,9 @@ import sys
 def main() -> None:
     """Run the command line; bad input ends in one line on standard error and exit code 2, Ctrl-C quietly in 130."""
     from tintformer.errors import TintError
-    from tintformer.threads import settle_waiting
+    from tintformer.threads import use_sleeping_threads
 
-    settle_waiting()
+    use_sleeping_threads()
 
     try:
         from tintformer.cli.app import app

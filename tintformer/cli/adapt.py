@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tintformer.cli.learning import (
+from tintformer.cli.options import Dtype, Json, Model, RuleOptions, Text, with_rule_options
+from tintformer.cli.rule_setup import (
+    choose_rule,
     losses_record,
-    made_with,
     open_model,
-    plain_warnings,
     print_losses,
     print_rate,
-    settle_rule,
+    provenance,
+    warnings_as_lines,
 )
-from tintformer.cli.options import Dtype, Json, Model, RuleOptions, Text, with_rule_options
 from tintformer.console import print_json
 from tintformer.errors import InputError
 
@@ -47,7 +47,7 @@ def adapt(
     rule.build()
     _check_writable(output)
     contents = [read_text(text, each) for each in file or [None]]
-    with plain_warnings():
+    with warnings_as_lines():
         auxiliary, tokenizer = open_model(model, dtype), find_tokenizer(model)
         input_ids, attention_mask = pad([encode(tokenizer, content) for content in contents])
         record = train_and_save(auxiliary, rule, input_ids, attention_mask, output)
@@ -64,14 +64,14 @@ def train_and_save(
     from tintformer.learning.tint import Tint
     from tintformer.learning.tuned import Tuned
 
-    rule, choice = settle_rule(options, auxiliary, input_ids, attended, together=True, attention_mask=attended)
+    rule, choice = choose_rule(options, auxiliary, input_ids, attended, together=True, attention_mask=attended)
     tuned = Tint(auxiliary, rule).adapt(input_ids, attention_mask=attended)
     before = Tuned.untrained(auxiliary).score(input_ids, attention_mask=attended)
     after = tuned.score(input_ids, attention_mask=attended)
     assert before.loss is not None and after.loss is not None
     tuned.save(output)
     return {
-        **made_with(auxiliary, rule, choice),
+        **provenance(auxiliary, rule, choice),
         "texts": len(input_ids),
         "train_tokens": int(attended.sum()),
         **losses_record(float(before.loss), float(after.loss)),

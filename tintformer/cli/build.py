@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tintformer.cli.learning import made_with, open_model, plain_warnings, print_rate, settle_rule
 from tintformer.cli.options import (
     Attention,
     Dtype,
@@ -25,6 +24,7 @@ from tintformer.cli.options import (
     construction_knobs,
     with_rule_options,
 )
+from tintformer.cli.rule_setup import choose_rule, open_model, print_rate, provenance, warnings_as_lines
 from tintformer.console import print_json, print_table
 from tintformer.errors import InputError, LoadError
 
@@ -63,12 +63,12 @@ def build(
     knobs = construction_knobs(
         layout=layout, stack=stack, untied=untied, attention=attention, softmax_form=softmax_form
     )
-    with plain_warnings():
+    with warnings_as_lines():
         auxiliary = open_model(model, dtype)
         settled, choice = _settle(auxiliary, rule, model, text, file)
         simulator = _construct(auxiliary, settled, knobs)
         _write(simulator, model, output, full=full)
-    record = {**made_with(auxiliary, settled, choice), **_sizes(simulator, output)}
+    record = {**provenance(auxiliary, settled, choice), **_sizes(simulator, output)}
     if json:
         print_json(record)
     else:
@@ -85,7 +85,7 @@ def _settle(
     from tintformer.learning.text import encode, find_tokenizer, read_text
 
     input_ids = torch.tensor([encode(find_tokenizer(model), read_text(text, file)).input_ids])
-    return settle_rule(options, auxiliary, input_ids, torch.ones_like(input_ids, dtype=torch.bool))
+    return choose_rule(options, auxiliary, input_ids, torch.ones_like(input_ids, dtype=torch.bool))
 
 
 def _construct(auxiliary: Auxiliary, rule: LearningRule, knobs: dict[str, Any]) -> Simulator:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tintformer.cli.learning import open_model, plain_warnings
 from tintformer.cli.options import Json
+from tintformer.cli.rule_setup import open_model, warnings_as_lines
 from tintformer.console import print_json, print_table, progress_bar
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def demo(
     for place in places.values():
         check_place(place)
     results: list[dict[str, Any]] = []
-    with plain_warnings(), progress_bar() as progress:
+    with warnings_as_lines(), progress_bar() as progress:
         for model in BUNDLED:
             auxiliary, tokenizer = open_model(model, "float32"), find_tokenizer(model)
             for text in TEXTS:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tintformer.cli.inspect_text import print_record
-from tintformer.cli.learning import finite, made_with, open_model, plain_warnings, settle_rule
 from tintformer.cli.options import (
     Attention,
     Dtype,
@@ -23,6 +22,7 @@ from tintformer.cli.options import (
     given_names,
     with_rule_options,
 )
+from tintformer.cli.rule_setup import choose_rule, finite, open_model, provenance, warnings_as_lines
 from tintformer.cli.run import TRAIN_FRACTION, Split
 from tintformer.console import print_json
 from tintformer.errors import InputError, LoadError
@@ -128,7 +128,7 @@ def inspect(
         if text is None and file is None and not values:
             record = plan_record(subject.shapes(), view, None)
         else:
-            with plain_warnings():
+            with warnings_as_lines():
                 record = run_and_observe(subject, read(text, file), tokens, split, view)
     if json:
         print_json(record)
@@ -138,7 +138,7 @@ def inspect(
 
 def read(text: str | None, file: Path | None) -> str:
     """The text to run on: what was given, or the one that `tint verify` reads too."""
-    from tintformer.analysis.verify.settings import TEXT
+    from tintformer.analysis.verify.verify_settings import TEXT
     from tintformer.learning.text import read_text
 
     return TEXT if text is None and file is None else read_text(text, file)
@@ -182,7 +182,7 @@ class Subject:
 
         if not isinstance(loaded, Auxiliary):
             return loaded, None
-        rule, choice = settle_rule(self.rule, loaded, input_ids, train_mask)
+        rule, choice = choose_rule(self.rule, loaded, input_ids, train_mask)
         return self._build(loaded, rule), choice
 
     def _stored(self) -> Simulator:
@@ -228,7 +228,7 @@ def plan_record(simulator: Simulator, view: View, choice: RateChoice | None) -> 
     sizes = ("dim_aux", "dim_slot", "slots", "dim_sim", "stack", "shards", "num_prefix", "num_heads", "head_dim")
     keep = view.keep(simulator.auxiliary)
     return {
-        **made_with(simulator.auxiliary, simulator.rule, choice),
+        **provenance(simulator.auxiliary, simulator.rule, choice),
         "construction": asdict(simulator.construction),
         "geometry": {name: getattr(g, name) for name in sizes},
         "blocks": len(simulator.auxiliary.blocks),

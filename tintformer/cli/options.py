@@ -42,7 +42,7 @@ Attention = Annotated[
     str | None, typer.Option(help="linear (default), or softmax: every linear attention by softmax attentions.")
 ]
 SoftmaxForm = Annotated[str | None, typer.Option(help="With softmax: pair (default) or printed.")]
-Dtype = Annotated[str, typer.Option(help=f"Number format of the model: {', '.join(DTYPES)}.")]
+Dtype = Annotated[str, typer.Option(help=f"Dtype of the model: {', '.join(DTYPES)}.")]
 
 
 class RuleOptions(dict[str, Any]):

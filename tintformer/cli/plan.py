@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tintformer.cli.learning import check_dtype, quiet_libraries
 from tintformer.cli.options import Dtype, Json, RuleOptions, with_rule_options
+from tintformer.cli.rule_setup import check_dtype, quiet_libraries
 from tintformer.console import print_json, print_table
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def plan(
     from tintformer.analysis.planning.device_memory import free_memory, parse_size
 
     check_dtype(dtype)
-    room = free_memory(device) if memory is None else parse_size(memory)
+    available = free_memory(device) if memory is None else parse_size(memory)
     quiet_libraries()
     import torch
 
@@ -58,10 +58,10 @@ def plan(
         engine=engine,
     )
     if json:
-        print_json({**foreseen.record(), "memory": room, "fits": foreseen.peak <= room})
+        print_json({**foreseen.record(), "memory": available, "fits": foreseen.peak <= available})
     else:
         print_plan(foreseen)
-    foreseen.require(room)
+    foreseen.require(available)
 
 
 def print_plan(foreseen: Plan) -> None:

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tintformer.cli.learning import (
-    check_room,
+from tintformer.cli.options import BeyondContext, Dtype, Json, Model, RuleOptions, Text, with_rule_options
+from tintformer.cli.rule_setup import (
+    check_context_length,
+    choose_rule,
     losses_record,
-    made_with,
     open_model,
-    plain_warnings,
     print_losses,
     print_rate,
-    settle_rule,
+    provenance,
+    warnings_as_lines,
 )
-from tintformer.cli.options import BeyondContext, Dtype, Json, Model, RuleOptions, Text, with_rule_options
 from tintformer.cli.run import TRAIN_FRACTION, Split
 from tintformer.console import print_json
 
@@ -61,16 +61,16 @@ def report(
     rule.build()
     check_directory(output)
     content = read_text(text, file)
-    with plain_warnings():
+    with warnings_as_lines():
         import torch
 
         auxiliary, tokenizer = open_model(model, dtype), find_tokenizer(model)
         encoded = encode(tokenizer, content)
-        check_room(auxiliary, len(encoded.input_ids), beyond_context)
+        check_context_length(auxiliary, len(encoded.input_ids), beyond_context)
         input_ids = torch.tensor([encoded.input_ids])
         num_train = split.of(len(encoded.input_ids))
         train_mask = torch.arange(len(encoded.input_ids))[None] < num_train
-        settled, choice = settle_rule(rule, auxiliary, input_ids, train_mask, engine=engine)
+        settled, choice = choose_rule(rule, auxiliary, input_ids, train_mask, engine=engine)
         # Silent where nobody watches: bad input that is found out here must stay one line.
         with Console(stderr=True).status("") as status:
             found = collect(
@@ -111,7 +111,7 @@ def report_record(found: Report) -> dict[str, Any]:
         for token in found.scored
     ]
     return {
-        **made_with(found.auxiliary, found.rule, found.choice),
+        **provenance(found.auxiliary, found.rule, found.choice),
         "engine": found.engine,
         "train_tokens": found.train_tokens,
         "evaluation_tokens": len(found.scored),

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tintformer.cli.learning import (
-    check_room,
+from tintformer.cli.options import BeyondContext, Dtype, Json, Model, RuleOptions, Text, given_names, with_rule_options
+from tintformer.cli.rule_setup import (
+    check_context_length,
+    choose_rule,
     escaped,
     losses_record,
-    made_with,
     open_model,
-    plain_warnings,
     print_losses,
     print_rate,
-    settle_rule,
+    provenance,
     shown,
+    warnings_as_lines,
 )
-from tintformer.cli.options import BeyondContext, Dtype, Json, Model, RuleOptions, Text, given_names, with_rule_options
 from tintformer.console import print_json, print_table
 from tintformer.errors import InputError
 
@@ -108,16 +108,16 @@ def run(
     if adapted is not None:
         _check_adapted(adapted, given_names(rule, train_fraction=train_fraction, train_tokens=train_tokens))
     content = read_text(text, file)
-    with plain_warnings():
+    with warnings_as_lines():
         auxiliary, tokenizer = open_model(model, dtype), find_tokenizer(model)
         encoded = encode(tokenizer, content)
-        check_room(auxiliary, len(encoded.input_ids), beyond_context, generate)
+        check_context_length(auxiliary, len(encoded.input_ids), beyond_context, generate)
         if adapted is None:
             result = train_inside(auxiliary, encoded, split, rule, engine)
         else:
             engine, result = "fast", use_update(auxiliary, encoded, adapted)
         record = {
-            **made_with(auxiliary, result.rule, result.choice),
+            **provenance(auxiliary, result.rule, result.choice),
             "engine": engine,
             "adapted": None if adapted is None else str(adapted),
             "train_tokens": result.train_tokens,
@@ -148,7 +148,7 @@ def train_inside(auxiliary: Auxiliary, encoded: Encoded, split: Split, options: 
     input_ids = torch.tensor([encoded.input_ids])
     num_train = split.of(input_ids.shape[1])
     train_mask = torch.arange(input_ids.shape[1])[None] < num_train
-    rule, choice = settle_rule(options, auxiliary, input_ids, train_mask, engine=engine)
+    rule, choice = choose_rule(options, auxiliary, input_ids, train_mask, engine=engine)
     out = Tint(auxiliary, rule, engine=engine)(input_ids, train_mask=train_mask, before=True, logits="none")
     assert out.token_loss_before is not None
     evaluated = out.evaluation_mask[0]

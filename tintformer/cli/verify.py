@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tintformer.cli.learning import open_model, plain_warnings
 from tintformer.cli.options import (
     Attention,
     Dtype,
@@ -20,13 +19,14 @@ from tintformer.cli.options import (
     Untied,
     construction_knobs,
 )
+from tintformer.cli.rule_setup import open_model, warnings_as_lines
 from tintformer.cli.run import TRAIN_FRACTION, Split
 from tintformer.console import print_json, print_table, progress_bar
 
 if TYPE_CHECKING:
     import torch
 
-    from tintformer.analysis.verify.verification_tables import Report
+    from tintformer.analysis.verify.verification_tables import Verification
     from tintformer.auxiliary.description import Auxiliary
 
 TOKENS = 128
@@ -64,7 +64,7 @@ def verify(
     softmax_form: SoftmaxForm = None,
     theorems: Annotated[bool, typer.Option("--theorems/--no-theorems", help="Also check the theorems.")] = True,
     tolerance: Annotated[
-        float | None, typer.Option(help="Replaces every tolerance; default: by number format and rule.")
+        float | None, typer.Option(help="Replaces every tolerance; default: by dtype and rule.")
     ] = None,
     dtype: Dtype = "float32",
     json: Json = False,
@@ -75,9 +75,9 @@ def verify(
     with the true one. Softmax attentions are reported and not judged. Without a text a short one is read. The exit code
     is 1 if anything is outside of its tolerance.
     """
-    from tintformer.analysis.verify.settings import TEXT, Settings
-    from tintformer.analysis.verify.subject import find_subject
     from tintformer.analysis.verify.verification import verify as run_verify
+    from tintformer.analysis.verify.verified_engine import find_verified_engine
+    from tintformer.analysis.verify.verify_settings import TEXT, VerifySettings
     from tintformer.learning.text import read_text
     from tintformer.rule.learning_rule import PRESETS
 
@@ -85,8 +85,8 @@ def verify(
     knobs = construction_knobs(
         layout=layout, stack=stack, untied=untied, attention=attention, softmax_form=softmax_form
     )
-    subject = find_subject(engine, **knobs)
-    settings = Settings(
+    subject = find_verified_engine(engine, **knobs)
+    settings = VerifySettings(
         presets=tuple(preset or PRESETS),
         learning_rate=learning_rate,
         steps=steps,
@@ -94,7 +94,7 @@ def verify(
         theorems=theorems,
     )
     content = TEXT if text is None and file is None else read_text(text, file)
-    with plain_warnings(), progress_bar() as progress:
+    with warnings_as_lines(), progress_bar() as progress:
         auxiliary = open_model(model, dtype)
         input_ids = encode_for(auxiliary, model, content, tokens)
         train_mask = _first(input_ids, split)
@@ -108,14 +108,14 @@ def verify(
 
 
 def encode_for(auxiliary: Auxiliary, model: str, content: str, tokens: int | None) -> torch.Tensor:
-    """The first tokens of the text, as many as were asked for or as the model has room for."""
+    """The first tokens of the text, as many as were asked for or as fit the model's context."""
     import torch
 
     from tintformer.learning.text import encode, find_tokenizer
 
     ids = encode(find_tokenizer(model), content).input_ids
-    room = auxiliary.max_positions or TOKENS
-    return torch.tensor([ids[: min(TOKENS, room) if tokens is None else tokens]])
+    longest = auxiliary.max_positions or TOKENS
+    return torch.tensor([ids[: min(TOKENS, longest) if tokens is None else tokens]])
 
 
 def _first(input_ids: torch.Tensor, split: Split) -> torch.Tensor:
@@ -125,7 +125,7 @@ def _first(input_ids: torch.Tensor, split: Split) -> torch.Tensor:
     return torch.arange(num_tokens)[None] < split.of(num_tokens)
 
 
-def print_report(report: Report) -> None:
+def print_report(report: Verification) -> None:
     """The report for people: a table for each question, and the verdict."""
     from tintformer.analysis.verify import verification_tables as tables
 

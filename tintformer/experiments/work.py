@@ -14,7 +14,7 @@ from tintformer.errors import InputError
 from tintformer.experiments.identity import canonical, key_of, sha256
 from tintformer.experiments.processes import Group
 from tintformer.experiments.records import Store
-from tintformer.threads import settle_waiting
+from tintformer.threads import use_sleeping_threads
 
 
 class Experiment(Protocol):
@@ -157,7 +157,7 @@ def _pool(jobs: int) -> ProcessPoolExecutor:
 def _start() -> None:
     """Settings of a process that only works: threads that wait sleep, and the parent does the talking."""
     Thread(target=_end_with_parent, daemon=True).start()
-    settle_waiting()
+    use_sleeping_threads()
     os.environ.setdefault("TQDM_DISABLE", "1")
     import transformers
 

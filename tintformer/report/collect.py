@@ -14,7 +14,7 @@ from tintformer.analysis.intervals import standard_error
 from tintformer.analysis.verify.first_blocks import in_float64
 from tintformer.analysis.verify.gradients import Gradients, compare, parameters, rate_of_share, simulated_gradient
 from tintformer.analysis.verify.lockstep import split_name
-from tintformer.analysis.verify.settings import SHARE
+from tintformer.analysis.verify.verify_settings import SHARE
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.console import Progress
 from tintformer.engines.fast import FastEngine

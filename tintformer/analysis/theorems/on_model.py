@@ -11,7 +11,7 @@ from tintformer.analysis.theorems.attention_gradient import hard_attention
 from tintformer.analysis.theorems.check import Check
 from tintformer.analysis.theorems.linear_softmax import SoftmaxError, linear_as_softmax
 from tintformer.analysis.theorems.norm_gradient import first_order_norm
-from tintformer.analysis.verify.capture import Recorder, SeenOp, seen_attentions, seen_ops
+from tintformer.analysis.verify.recorder import Recorder, SeenOp, seen_attentions, seen_ops
 from tintformer.auxiliary.ops import Activation, Linear, Norm
 from tintformer.rule.learning_rule import LearningRule
 

@@ -2,7 +2,7 @@
 
 The true gradient is what autograd gives for every parameter of the blocks and of the final norm, in float64: the
 update of `LearningRule.full` by the oracle, divided by minus the rate. A preset's gradient is the update of that
-preset by the engine that is verified, divided by minus the rate, in the model's own number format; what the preset
+preset by the engine that is verified, divided by minus the rate, in the model's own dtype; what the preset
 does not move counts as zero.
 """
 

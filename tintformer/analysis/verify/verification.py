@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,16 +10,16 @@ import transformers
 from torch import Tensor
 
 from tintformer.analysis.theorems.on_model import check_linear_as_softmax, check_theorems
-from tintformer.analysis.verify.capture import record
 from tintformer.analysis.verify.first_blocks import in_float64, keep_first_blocks, num_blocks_to_keep
 from tintformer.analysis.verify.gradients import Gradients, align, rate_of_share, simulated_gradient, true_gradient
 from tintformer.analysis.verify.lockstep import compare
-from tintformer.analysis.verify.settings import SHARE, Settings
-from tintformer.analysis.verify.subject import Subject
-from tintformer.analysis.verify.tolerance import tolerance_for
-from tintformer.analysis.verify.verification_tables import PresetReport, Report
-from tintformer.analysis.verify.whole import compare_pass
+from tintformer.analysis.verify.pass_error import compare_pass
+from tintformer.analysis.verify.recorder import record
+from tintformer.analysis.verify.verification_tables import PresetReport, Verification
+from tintformer.analysis.verify.verified_engine import VerifiedEngine
+from tintformer.analysis.verify.verify_settings import SHARE, VerifySettings, tolerance_for
 from tintformer.auxiliary.description import Auxiliary
+from tintformer.console import Progress
 from tintformer.errors import InputError
 from tintformer.execution.batch import Batch
 from tintformer.version import __version__
@@ -30,25 +29,22 @@ GRADIENT_SHARE = 0.1
 whatever the rate of the pass is: large, so that their digits do not drown in those of the weights."""
 DTYPES = (torch.float32, torch.float64)
 
-Progress = Callable[[str, float], None]
-"""Hears what is being done, and the share of the work that is behind it."""
-
 
 def verify(
     auxiliary: Auxiliary,
     input_ids: Tensor,
     train_mask: Tensor,
-    subject: Subject,
-    settings: Settings | None = None,
+    subject: VerifiedEngine,
+    settings: VerifySettings | None = None,
     *,
     layers: int | None = None,
     progress: Progress = lambda text, share: None,
-) -> Report:
+) -> Verification:
     """Verify an engine on a model and a text: op by op, as a whole, as a gradient; and the theorems on the model.
 
     `layers` keeps the first blocks of the model only; None keeps all of a small model and a few of a large one.
     """
-    settings = Settings() if settings is None else settings
+    settings = VerifySettings() if settings is None else settings
     if auxiliary.dtype not in DTYPES:
         raise InputError(f"a model in {auxiliary.dtype} cannot be verified; load it in float32 or float64")
     total = len(auxiliary.blocks)
@@ -66,7 +62,7 @@ def verify(
     for number, preset in enumerate(settings.presets, start=1):
         progress(f"the rule {preset!r}", number / parts)
         presets.append(_verify_preset(auxiliary, precise, batch, subject, settings, preset, rate, truth))
-    report = Report(identity=_identity(auxiliary, total, batch, subject, rate), presets=presets)
+    report = Verification(identity=_identity(auxiliary, total, batch, subject, rate), presets=presets)
     if not settings.theorems:
         return report
     progress("the theorems", 1 - 2 / parts)
@@ -80,8 +76,8 @@ def _verify_preset(
     auxiliary: Auxiliary,
     precise: Auxiliary,
     batch: Batch,
-    subject: Subject,
-    settings: Settings,
+    subject: VerifiedEngine,
+    settings: VerifySettings,
     preset: str,
     rate: float,
     truth: Gradients,
@@ -101,7 +97,7 @@ def _verify_preset(
     )
 
 
-def _identity(auxiliary: Auxiliary, total: int, batch: Batch, subject: Subject, rate: float) -> dict[str, Any]:
+def _identity(auxiliary: Auxiliary, total: int, batch: Batch, subject: VerifiedEngine, rate: float) -> dict[str, Any]:
     """The identity of what was verified."""
     return {
         "model": auxiliary.name,

@@ -11,8 +11,8 @@ from tintformer.analysis.theorems.check import Check
 from tintformer.analysis.theorems.linear_softmax import SoftmaxError, best
 from tintformer.analysis.verify.gradients import Alignment, PresetAlignment
 from tintformer.analysis.verify.lockstep import ModuleError, Phase
-from tintformer.analysis.verify.tolerance import FULL_COSINE, Tolerance
-from tintformer.analysis.verify.whole import PassError
+from tintformer.analysis.verify.pass_error import PassError
+from tintformer.analysis.verify.verify_settings import FULL_COSINE, Tolerance
 from tintformer.rule.learning_rule import LearningRule
 
 Row = dict[str, Any]
@@ -55,11 +55,11 @@ class PresetReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class Verification:
     """Everything that was found about a model."""
 
     identity: dict[str, Any]
-    """What was verified: model, number format, engine, sizes, versions."""
+    """What was verified: model, dtype, engine, sizes, versions."""
     presets: list[PresetReport]
     theorems: list[Check] = field(default_factory=list[Check])
     softmax: list[SoftmaxError] = field(default_factory=list[SoftmaxError])
@@ -105,7 +105,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def module_rows(report: Report) -> list[Row]:
+def module_rows(report: Verification) -> list[Row]:
     """The relative error of every op, a column for each phase: that of the preset nearest to its tolerance.
 
     What is outside of tolerance has a mark.
@@ -125,7 +125,7 @@ def module_rows(report: Report) -> list[Row]:
     ]
 
 
-def pass_rows(report: Report) -> list[Row]:
+def pass_rows(report: Verification) -> list[Row]:
     """The whole pass of every rule next to its tolerance."""
     return [
         {
@@ -145,7 +145,7 @@ def _judged(found: float, limit: float) -> str:
     return f"{found:.1e} / {limit:.0e}" + ("" if found <= limit else " !")
 
 
-def gradient_rows(report: Report) -> list[Row]:
+def gradient_rows(report: Verification) -> list[Row]:
     """Cosine and norm ratio with the true gradient, a row a matrix, a column a preset."""
     rows: list[Row] = []
     for index, first in enumerate(report.presets[0].gradient.matrices):
@@ -160,7 +160,7 @@ def gradient_rows(report: Report) -> list[Row]:
     return rows
 
 
-def overall_gradient_rows(report: Report) -> list[Row]:
+def overall_gradient_rows(report: Verification) -> list[Row]:
     """The same over what a preset moves, and over all parameters of the blocks and the final norm."""
     return [
         {
@@ -179,7 +179,7 @@ def _aligned(alignment: Alignment, digits: int) -> str:
     return f"{cosine}, {alignment.norm_ratio:.3f}"
 
 
-def theorem_rows(report: Report) -> list[Row]:
+def theorem_rows(report: Verification) -> list[Row]:
     """Each theorem at the op that comes nearest to its bound."""
     return [
         {
@@ -194,14 +194,14 @@ def theorem_rows(report: Report) -> list[Row]:
     ]
 
 
-def theorem_notes(report: Report) -> list[str]:
+def theorem_notes(report: Verification) -> list[str]:
     """What is to be said about the rows of `theorem_rows`, once each."""
     lines = [f"{check.name}, {_short(check.where)}: {check.note}" for check in nearest_checks(report) if check.note]
     return list(dict.fromkeys(lines))
 
 
-def nearest_checks(report: Report) -> list[Check]:
-    """Of each theorem and number format, the check that comes nearest to its bound."""
+def nearest_checks(report: Verification) -> list[Check]:
+    """Of each theorem and dtype, the check that comes nearest to its bound."""
     nearest: dict[tuple[str, str], Check] = {}
     for check in report.theorems:
         key = check.name, check.dtype
@@ -210,7 +210,7 @@ def nearest_checks(report: Report) -> list[Check]:
     return list(nearest.values())
 
 
-def softmax_rows(report: Report) -> list[Row]:
+def softmax_rows(report: Verification) -> list[Row]:
     """Linear attention as softmax attention at the best eps of each form."""
     return [
         {

@@ -31,8 +31,8 @@ from tintformer.cli.evaluate.shared import (
     started,
     threads_of,
 )
-from tintformer.cli.learning import check_dtype
 from tintformer.cli.options import Dtype, Json, Model
+from tintformer.cli.rule_setup import check_dtype
 from tintformer.errors import InputError
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tintformer.cli.evaluate.tracking import check_tracker, tracking
-from tintformer.cli.learning import plain_warnings, quiet_libraries
+from tintformer.cli.rule_setup import quiet_libraries, warnings_as_lines
 from tintformer.console import print_json, print_table
 from tintformer.errors import InputError, TintError
 
@@ -66,12 +66,12 @@ def started(track: str | None = None) -> Generator[Group]:
     quiet_libraries()
     processes = group()
 
-    def heard(said: list[str]) -> list[str]:
-        everybody = processes.exchange(said, {"warnings": "told"})
+    def gather(messages: list[str]) -> list[str]:
+        everybody = processes.exchange(messages, {"warnings": "told"})
         return [message for each in everybody for message in each] if processes.leads else []
 
     try:
-        with together(processes), plain_warnings(heard):
+        with together(processes), warnings_as_lines(gather):
             if processes.leads:
                 check_tracker(track)
             yield processes
@@ -165,11 +165,11 @@ def show(run: Run, results: Sequence[Sequence[Any]], output: Path, *, json: bool
     print(f"wrote {', '.join(path.name for path in paths)} into {output}")
 
 
-def both(*heard: Progress) -> Progress:
+def both(*listeners: Progress) -> Progress:
     """One that tells all of them."""
 
     def progress(count: int) -> None:
-        for each in heard:
+        for each in listeners:
             each(count)
 
     return progress

@@ -1,4 +1,4 @@
-"""What `tint run` and `tint adapt` share: opening a model, settling the rule, and saying what was done."""
+"""What commands that train share: open a model, choose the learning rule, and report what was done."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ ONLY_ROTARY = "of them; shorten it, or give --beyond-context to see how far it g
 
 
 @contextmanager
-def plain_warnings(heard: Callable[[list[str]], list[str]] = lambda said: said) -> Generator[None]:
+def warnings_as_lines(gather: Callable[[list[str]], list[str]] = lambda messages: messages) -> Generator[None]:
     """Print each of the package's own warnings once, as one line; after an error, that line alone.
 
-    `heard` makes of what was said here what is to be printed.
+    `gather` maps the messages of this process to those that are printed: with several processes, one prints for all.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", TintWarning)
         yield
-    said = [str(each.message) for each in caught if issubclass(each.category, TintWarning)]
-    for message in dict.fromkeys(heard(said)):
+    messages = [str(each.message) for each in caught if issubclass(each.category, TintWarning)]
+    for message in dict.fromkeys(gather(messages)):
         print(f"tint: warning: {message}", file=sys.stderr)
 
 
@@ -53,7 +53,7 @@ def open_model(name: str, dtype: str) -> Auxiliary:
     return load(name, dtype=getattr(torch, dtype))
 
 
-def check_room(auxiliary: Auxiliary, num_tokens: int, beyond_context: bool, generate: int = 0) -> None:
+def check_context_length(auxiliary: Auxiliary, num_tokens: int, beyond_context: bool, generate: int = 0) -> None:
     """Refuse more tokens than the model was built for; only positions that are not learned can go beyond."""
     longest = auxiliary.max_positions
     if longest is None or num_tokens + generate <= longest or (beyond_context and not auxiliary.learned_positions):
@@ -64,7 +64,7 @@ def check_room(auxiliary: Auxiliary, num_tokens: int, beyond_context: bool, gene
 
 
 def check_dtype(dtype: str) -> None:
-    """Refuse what is no kind of number that models are computed in."""
+    """Refuse a dtype that models are not computed in."""
     if dtype not in DTYPES:
         raise LoadError(f"dtype={dtype!r} is unknown; choose one of {', '.join(DTYPES)}")
 
@@ -79,7 +79,7 @@ def quiet_libraries() -> None:
     transformers.logging.disable_progress_bar()
 
 
-def settle_rule(
+def choose_rule(
     options: RuleOptions,
     auxiliary: Auxiliary,
     input_ids: torch.Tensor,
@@ -131,11 +131,11 @@ def _perplexity(loss: float) -> float | None:
 
 
 def finite(value: float) -> float | None:
-    """JSON has no infinity: a value that left the numbers is null."""
+    """JSON has no infinity: a non-finite value is null."""
     return value if math.isfinite(value) else None
 
 
-def made_with(auxiliary: Auxiliary, rule: LearningRule, choice: RateChoice | None) -> dict[str, Any]:
+def provenance(auxiliary: Auxiliary, rule: LearningRule, choice: RateChoice | None) -> dict[str, Any]:
     """The identity of what produced a result."""
     import torch
     import transformers
@@ -195,7 +195,7 @@ def _mark(point: dict[str, Any], rate: float) -> str:
 
 
 def shown(value: Any) -> str:
-    """A number for a table; what left the numbers is infinite there."""
+    """A number for a table; a non-finite one, null in the record, is infinite."""
     return "inf" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
 
 

@@ -1,6 +1,6 @@
 """The whole pass of an engine against the oracle: what is predicted after learning, and what was learnt.
 
-The oracle computes in float64 whatever the model's number format is, so that the error is the engine's alone.
+The oracle computes in float64 whatever the model's dtype is, so that the error is the engine's alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tintformer.analysis.verify.lockstep import difference
-from tintformer.analysis.verify.subject import Subject
+from tintformer.analysis.verify.verified_engine import VerifiedEngine
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.engines.oracle import OracleEngine
 from tintformer.execution.batch import Batch
@@ -39,7 +39,7 @@ class PassError:
 
 
 def compare_pass(
-    auxiliary: Auxiliary, precise: Auxiliary, rule: LearningRule, batch: Batch, subject: Subject
+    auxiliary: Auxiliary, precise: Auxiliary, rule: LearningRule, batch: Batch, subject: VerifiedEngine
 ) -> PassError:
     """Run a batch by the engine that is verified and, on the same model in float64, by the oracle."""
     everywhere = torch.ones_like(batch.attention_mask)

@@ -22,7 +22,7 @@ from tintformer.rule.learning_rule import LearningRule
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class VerifiedEngine:
     """An executable form of the learning rule, whole and op by op."""
 
     name: str
@@ -37,12 +37,12 @@ class Subject:
         return self.construction.get("attention") == "softmax"
 
 
-def find_subject(name: str, **construction: Any) -> Subject:
+def find_verified_engine(name: str, **construction: Any) -> VerifiedEngine:
     """The engine of that name and its executor; `construction` are knobs of the simulator."""
     if name not in EXECUTORS:
         raise TintError(f"engine={name!r} cannot be verified; choose one of {', '.join(EXECUTORS)}")
     check_options(name, construction)
-    return Subject(
+    return VerifiedEngine(
         name=name,
         engine=partial(make_engine, name, **construction),
         executor=partial(EXECUTORS[name], **construction),
