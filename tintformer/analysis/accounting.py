@@ -19,13 +19,20 @@ from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.ops import Activation, Attend, Linear, Norm, Product
 from tintformer.errors import TintError
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.simulator.modules.affine import DiagonalDescent
 from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward
+from tintformer.simulator.modules.norm import DiagonalDescent
 from tintformer.simulator.primitives.attention import Bias, Positional
-from tintformer.simulator.primitives.gate import FixedGate
-from tintformer.simulator.primitives.group_norm import GroupNorm
-from tintformer.simulator.primitives.linear_maps import Combine, Constant, DimensionWise, Narrow, SplitWise
-from tintformer.simulator.primitives.position import Distance, Rotate
+from tintformer.simulator.primitives.tokenwise import (
+    Combine,
+    Constant,
+    DimensionWise,
+    Distance,
+    FixedGate,
+    GroupNorm,
+    Narrow,
+    Rotate,
+    SplitWise,
+)
 from tintformer.simulator.regions import PHASES, Phase
 from tintformer.simulator.simulator import Simulator, build
 
@@ -143,8 +150,8 @@ def linear_forward_size(auxiliary: Auxiliary, **construction: Any) -> int:
     """Parameters of one linear forward module."""
     with torch.device("meta"):
         simulator = build(auxiliary, LearningRule(learning_rate=1e-4), **construction)
-    place = next(place for place in simulator.places.values() if isinstance(place.op, Linear) and place.block == 0)
-    return sum(parameter.numel() for parameter in simulator.modules_of(place.op).ahead.parameters())
+    first = next(each for each in simulator.wired.values() if isinstance(each.op, Linear) and each.block == 0)
+    return sum(parameter.numel() for parameter in simulator.modules_of(first.op).forward_module.parameters())
 
 
 def _sums(simulator: Simulator) -> Counter[tuple[str, Phase, str]]:
@@ -158,14 +165,13 @@ def _sums(simulator: Simulator) -> Counter[tuple[str, Phase, str]]:
 def _modules(simulator: Simulator) -> Iterator[tuple[str, Phase, nn.Module]]:
     """Every module of the structure once, by the kind of its op and its direction."""
     seen: set[int] = set()
-    for place in simulator.places.values():
-        modules = simulator.modules_of(place.op)
+    for wired in simulator.wired.values():
+        modules = simulator.modules_of(wired.op)
         if id(modules) in seen:
             continue
         seen.add(id(modules))
-        for phase, module in zip(PHASES, (modules.ahead, modules.back, modules.descent), strict=True):
-            if module is not None:
-                yield KINDS[type(place.op)], phase, module
+        for phase, module in modules.by_phase().items():
+            yield KINDS[type(wired.op)], phase, module
     yield ENDS, "backward", simulator.loss_gradient.next_token
 
 
