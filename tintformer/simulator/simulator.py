@@ -60,11 +60,11 @@ class Simulator(nn.Module, Watchable):
         self._hooks = Hooks(auxiliary, rule)
         self.dtype = compute_dtype(auxiliary.dtype)
         self.wired: dict[str, WiredOp] = {wired.op.name: wired for wired in wire(auxiliary, auxiliary_width(auxiliary))}
-        factory = self._factory(derive(auxiliary, layout=construction.layout, stack=construction.stack))
+        factory = self.factory(derive(auxiliary, layout=construction.layout, stack=construction.stack))
         g = factory.layout.geometry
         # Memory is added where the stack leaves too little for the rule's widest module.
         self.geometry: Geometry = replace(g, slots=max(g.slots, num_slots(factory, self.wired.values())))
-        factory = self._factory(self.geometry)
+        factory = self.factory(self.geometry)
         structure = make_structure(factory, self.wired.values(), tie_blocks=construction.tie_blocks)
         self.structure = nn.ModuleDict(structure.modules)
         self._keys = structure.keys
@@ -160,7 +160,8 @@ class Simulator(nn.Module, Watchable):
 
     # Building.
 
-    def _factory(self, geometry: Geometry) -> ModuleFactory:
+    def factory(self, geometry: Geometry) -> ModuleFactory:
+        """What makes the modules of this simulator's auxiliary and rule, for a geometry."""
         num_blocks = len(self.auxiliary.blocks)
         return ModuleFactory(
             layout=Layout(geometry),
