@@ -10,9 +10,9 @@ import pytest
 from cases import FIRST, MODELS, make_config, make_model, make_rule
 
 import tintformer as tint
-from tintformer.analysis.accounting import count, linear_forward_size
+from tintformer.analysis.accounting import count, factors, linear_forward_size, non_zero_share
 from tintformer.analysis.paper_formula import Formula
-from tintformer.storage.configs import known_config, meta_auxiliary
+from tintformer.storage.configs import meta_auxiliary, read_config
 
 CONSTRUCTIONS = [
     {"layout": layout, "stack": stack, "tie_blocks": tied}
@@ -79,3 +79,27 @@ def test_the_lean_linear_module_is_one_table_and_two_mixes() -> None:
 def test_a_stack_that_does_not_divide_the_width_has_no_formula() -> None:
     counted = tint.count_parameters("facebook/opt-125m", stack=5)
     assert counted.formula is None and counted.differences == [] and counted.structural > 0
+
+
+def test_what_each_factor_contributes() -> None:
+    """461,758 against 1,275,936,768, factor by factor: sizes, maps shared by all coordinates, tied blocks."""
+    auxiliary = meta_auxiliary(read_config("facebook/opt-125m"), "facebook/opt-125m")
+    rows = factors(auxiliary, stack=4)
+    assert [row.total for row in rows] == [1_275_936_768, 1_149_988_556, 988_837_044, 5_515_246, 461_758]
+    head_dim, num_heads = 193, 16
+    convention = 4 * (num_heads * head_dim**2 + head_dim * num_heads**2) + 3 * (2048 + 193) * head_dim
+    assert [row.linear for row in rows] == [5_013_504, 5_182_356, convention, 38_150, 38_150]
+    assert convention == 3_879_107
+    product = 1.0
+    for row in rows:
+        product *= row.smaller
+    assert product == pytest.approx(rows[0].total / rows[-1].total)
+    assert 11 < rows[-1].smaller < 12
+
+
+def test_the_non_zero_share_is_that_of_a_built_simulator() -> None:
+    built: Any = tint.build(make_model("gpt2"), make_rule("default"), layout="paper", stack=3)
+    parameters = list(built.structure.parameters())
+    expected = sum(int(each.count_nonzero()) for each in parameters) / sum(each.numel() for each in parameters)
+    share = non_zero_share(meta_auxiliary(make_config("gpt2"), "gpt2"), stack=3)
+    assert share == pytest.approx(expected) and 0 < expected < 0.5

@@ -1,5 +1,5 @@
 # pyright: basic
-"""The printer: what it decodes from the stream is what the reference engine has, and the plan says where it stands."""
+"""What `tint inspect` shows: regions hold what the reference engine has, and the plan says where they stand."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from tiny import TEXT, save_model
 from typer.testing import CliRunner
 
 import tintformer as tint
-from tintformer.analysis import observe
-from tintformer.analysis.module_plan import cut_of, plan, prefix_rows, region_table
+from tintformer.analysis.inspection import Observation, observe, plan, prefix_rows, rows_of
 from tintformer.auxiliary.ops import Add, Linear, Norm
 from tintformer.cli import inspect as command
 from tintformer.engines.reference import TensorExecutor
@@ -25,26 +24,16 @@ from tintformer.errors import InputError
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch
 from tintformer.simulator import prefix
-from tintformer.simulator.simulator_executor import SimulatorExecutor
 
 EXACT = 1e-12
-GIVEN = ("signal", "input", "other", "left", "right", "query", "key", "value")
-"""Regions that hold what a module is given; the others it fills by itself."""
+COMPARED = ("input", "output", "gradient", "left", "right", "query", "key", "value")
+"""Regions that hold values which the reference has too; the others are of the module's own making."""
 
 
-def named(op: Any, phase: str, values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+def named(op: Any, values: list[torch.Tensor], **more: torch.Tensor) -> dict[str, torch.Tensor]:
     """What an op is given, under the names that its regions ought to have."""
-    inputs = {
-        "Linear": ("input",),
-        "Norm": ("input",),
-        "Activation": ("input",),
-        "Product": ("left", "right"),
-        "Attend": ("query", "key", "value"),
-    }[type(op).__name__]
-    if phase != "forward":
-        return dict(zip(("signal", *inputs), values, strict=True))
-    ahead = {"input": "signal", "left": "signal", "right": "other", "query": "query", "key": "key", "value": "value"}
-    return dict(zip((ahead[name] for name in inputs), values, strict=True))
+    names = {"Product": ("left", "right"), "Attend": ("query", "key", "value")}.get(type(op).__name__, ("input",))
+    return {**dict(zip(names, values, strict=True)), **more}
 
 
 class Recorder(TensorExecutor):
@@ -55,21 +44,21 @@ class Recorder(TensorExecutor):
         self.seen: list[tuple[str, str, dict[str, torch.Tensor]]] = []
 
     def forward(self, op: Any, inputs: Any) -> Any:
-        self._write(op, "forward", inputs)
         y, saved = super().forward(op, inputs)
+        self._write(op, "forward", inputs, output=y)
         return y, (saved, inputs)
 
     def backward(self, op: Any, saved: Any, gradient: Any) -> Any:
-        self._write(op, "backward", (gradient, *saved[1]))
+        self._write(op, "backward", saved[1], gradient=gradient)
         return super().backward(op, saved[0], gradient)
 
     def descend(self, op: Any, saved: Any, gradient: Any) -> None:
-        self._write(op, "descent", (gradient, *saved[1]))
+        self._write(op, "descent", saved[1], gradient=gradient)
         super().descend(op, saved[0], gradient)
 
-    def _write(self, op: Any, phase: str, values: Any) -> None:
+    def _write(self, op: Any, phase: str, values: Any, **more: Any) -> None:
         if not isinstance(op, Add):
-            self.seen.append((op.name, phase, named(op, phase, values)))
+            self.seen.append((op.name, phase, named(op, values, **more)))
 
 
 def recorded(simulator: Any, batch: Batch) -> list[tuple[str, str, dict[str, torch.Tensor]]]:
@@ -84,12 +73,12 @@ def batch_for(simulator: Any, **knobs: Any) -> Batch:
     return Batch.of(simulator.auxiliary, given.pop("input_ids"), **given)
 
 
-def whole(observation: observe.Observation) -> dict[str, torch.Tensor]:
-    """What the module is given, by name; the pieces of an attention's values put together."""
+def whole(observation: Observation) -> dict[str, torch.Tensor]:
+    """What the reference has too, by name; the pieces of an attention's values put together."""
     values: dict[str, list[torch.Tensor]] = {}
     for name, value in observation.values.items():
         quantity, _, number = name.partition(" ")
-        if quantity in GIVEN:
+        if quantity in COMPARED and (not number or number.isdigit()):
             values.setdefault(quantity if number.isdigit() else name, []).append(value)
     return {name: torch.cat(pieces, dim=-1) for name, pieces in values.items()}
 
@@ -99,20 +88,20 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor, what: Any) -> None
     assert error <= EXACT * max(1.0, float(expected.abs().max())), (what, error)
 
 
-# The stream.
+# Values.
 
 
 @pytest.mark.parametrize("layout", ["lean", "paper"])
 @pytest.mark.parametrize("family", [*FIRST, "opt-350m-kind", "phi-grouped", "llama-grouped"])
-def test_the_decoded_stream_is_what_the_reference_has(family: str, layout: str) -> None:
+def test_regions_hold_what_the_reference_has(family: str, layout: str) -> None:
     simulator = tint.build(make_model(family), make_rule("default", steps=2), layout=layout, stack=2)
+    observations, _ = observe(simulator, **make_batch(lengths=(9, 7)))
     batch = batch_for(simulator, lengths=(9, 7))
-    observations, _ = observe.observe(simulator, batch)
     expected = recorded(simulator, batch)
     assert [(each.op, each.phase) for each in observations] == [(op, phase) for op, phase, _ in expected]
     for observation, (op, phase, values) in zip(observations, expected, strict=True):
         found = whole(observation)
-        assert "signal" in found or "query" in found, op
+        assert {"forward": "output"}.get(phase, "gradient") in found and len(found) > (phase == "forward"), op
         for name, region in found.items():
             seen = batch.attention_mask[:, : region.shape[1]]
             assert_close(region[seen], values[name][:, : region.shape[1]][seen], (op, phase, name))
@@ -123,21 +112,33 @@ def test_the_decoded_stream_is_what_the_reference_has(family: str, layout: str) 
 def test_every_region_holds_something(name: str, rule: str) -> None:
     """In the lean layout; the paper's has scale and bias in a matrix of its own."""
     simulator = tint.build(make_model(name), make_rule(rule), stack=2)
-    for observation in observe.observe(simulator, batch_for(simulator, lengths=(6,)))[0]:
-        table = region_table(simulator, simulator.places[observation.op], observation.phase)
-        assert [region.name for region in table] == list(observation.values), (observation.op, observation.phase)
-        for region in table:
+    for observation in observe(simulator, **make_batch(lengths=(6,)))[0]:
+        assert [region.name for region in observation.regions] == list(observation.values), observation.op
+        for region in observation.regions:
             whole_width = observation.values[region.name].shape[-1]
             assert region.width * region.pieces >= whole_width > region.width * (region.pieces - 1)
             assert region.start == region.slot * simulator.geometry.dim_slot
             assert region.start + region.width <= simulator.geometry.dim_sim
 
 
+def test_stored_scores_are_attention_weights() -> None:
+    """A region beside the embedding; each head of each token has a row of weights there."""
+    simulator = tint.build(make_model("gpt2"), make_rule("default"), transposition="stored")
+    observations, _ = observe(simulator, **make_batch(lengths=(6,)))
+    backward = [each for each in observations if each.op.endswith("attention") and each.stage == "backward"]
+    assert len(backward) == 2
+    for observation in backward:
+        region = next(region for region in observation.regions if region.name == "stored scores")
+        capacity = simulator.geometry.dim_sim // 3
+        assert region.beside and region.width == 3 * capacity
+        by_head = observation.values["stored scores"].unflatten(-1, (3, -1))
+        assert_close(by_head.sum(-1), torch.ones_like(by_head[..., 0]), "rows of weights")
+
+
 def test_what_a_module_makes_for_itself_is_what_its_region_says() -> None:
     simulator = tint.build(make_model("gpt2"), make_rule("default"))
-    batch = batch_for(simulator, lengths=(7,))
-    for observation in observe.observe(simulator, batch)[0]:
-        op = simulator.places[observation.op].op
+    for observation in observe(simulator, **make_batch(lengths=(7,)))[0]:
+        op = simulator.wired[observation.op].op
         if not isinstance(op, Norm):
             continue
         if observation.stage == "forward":
@@ -152,13 +153,13 @@ def test_what_a_module_makes_for_itself_is_what_its_region_says() -> None:
 
 def test_lengths_of_a_relative_difference_are_in_their_regions() -> None:
     simulator = tint.build(make_model("gpt2"), make_rule("central-relative"))
-    observations, _ = observe.observe(simulator, batch_for(simulator, lengths=(7,)))
+    observations, _ = observe(simulator, **make_batch(lengths=(7,)))
     chosen = [each for each in observations if each.stage == "backward" and each.op.endswith("activation")]
     assert len(chosen) == 2
     for observation in chosen:
-        rms = {name: observation.values[name].square().mean(-1, keepdim=True).sqrt() for name in ("signal", "input")}
+        rms = {name: observation.values[name].square().mean(-1, keepdim=True).sqrt() for name in ("gradient", "input")}
         expected = {
-            "length of gradient": rms["signal"],
+            "length of gradient": rms["gradient"],
             "length of input": rms["input"],
             "one over length of input": 1 / rms["input"],
         }
@@ -167,30 +168,31 @@ def test_lengths_of_a_relative_difference_are_in_their_regions() -> None:
 
 
 def test_nothing_stands_beyond_a_region() -> None:
-    simulator = tint.build(make_model("llama-grouped"), make_rule("full"), stack=3)
+    simulator: Any = tint.build(make_model("llama-grouped"), make_rule("full"), stack=3)
     num_seen = 0
 
-    def watch(op: Any, phase: Any, values: dict[str, torch.Tensor]) -> None:
-        nonlocal num_seen
-        place = simulator.places[op.name]
-        for region in region_table(simulator, place, phase):
-            if region.name in values:
-                cut, piece = cut_of(place, phase, region.name)
-                used = torch.zeros(simulator.geometry.dim_slot, dtype=torch.bool)
-                used[: region.width] = True
-                assert (values[region.name][..., ~used] == 0).all(), (op.name, phase, region.name)
-                assert values[region.name].shape[1] == (cut.count if piece is None else 1)
+    def look(wired: Any) -> Any:
+        def check(module: Any, given: Any, output: Any) -> None:
+            nonlocal num_seen
+            for region, value in zip(module.regions.given, given, strict=False):
+                width = max(row.width for row in rows_of(region, wired, simulator.geometry))
+                assert (value[..., width:] == 0).all(), (wired.op.name, region.name)
                 num_seen += 1
 
-    executor = SimulatorExecutor(simulator, batch_for(simulator, lengths=(6,)), watch)
-    with torch.no_grad():
-        walk.train_in_the_pass(executor, simulator.auxiliary, simulator.rule)
+        return check
+
+    for wired in simulator.wired.values():
+        modules = simulator.modules_of(wired.op)
+        if not wired.role.endswith(".linear"):  # shared by linears of several widths
+            for module in modules.by_phase().values():
+                module.register_forward_hook(look(wired))
+    simulator(**make_batch(lengths=(6,)))
     assert num_seen > 100
 
 
 def test_stages_and_steps_follow_the_pass() -> None:
     simulator = tint.build(make_model("gpt2"), make_rule("default", steps=2, layers=1))
-    observations, moved = observe.observe(simulator, batch_for(simulator, lengths=(6,)))
+    observations, moved = observe(simulator, **make_batch(lengths=(6,)))
     runs = [(each.step, each.stage) for each in observations]
     order = list(dict.fromkeys(runs))
     assert order[:3] == [(None, "forward"), (1, "forward"), (1, "backward")]
@@ -206,7 +208,7 @@ def test_watching_changes_nothing() -> None:
     given = make_batch(lengths=(8,))
     ids, masks = given["input_ids"], {key: value for key, value in given.items() if key != "input_ids"}
     before = simulator(ids, **masks)
-    _, moved = observe.observe(simulator, Batch.of(simulator.auxiliary, ids, **masks))
+    _, moved = observe(simulator, ids, **masks)
     after = simulator(ids, **masks)
     assert torch.equal(before.logits, after.logits)
     updates = before.updates()
@@ -222,18 +224,18 @@ def test_watching_changes_nothing() -> None:
 def test_prefix_tokens_hold_the_rows_that_the_plan_names(layout: str, stack: int) -> None:
     simulator = tint.build(make_model("llama-grouped"), make_rule("default"), layout=layout, stack=stack)
     g = simulator.geometry
-    for place in simulator.places.values():
-        if not isinstance(place.op, Linear):
+    for wired in simulator.wired.values():
+        if not isinstance(wired.op, Linear):
             continue
-        weight = place.op.weight.read()
-        stored = simulator.prefix_of(place.op)
+        weight = wired.op.weight.read()
+        stored = simulator.prefix_of(wired.op)
         assert stored is not None
         tokens = prefix.tokens(stored, g).unflatten(-1, (g.stack, g.dim_slot))
-        rows = prefix_rows(place, g)
+        rows = prefix_rows(wired, g)
         assert rows.flatten().sort().values[-len(weight) :].tolist() == list(range(len(weight)))
         for piece, token, slot in (rows >= 0).nonzero().tolist():
-            held = tokens[:, piece, token, slot, : place.into.step].flatten()[: weight.shape[1]]
-            assert torch.equal(held, weight[rows[piece, token, slot]]), (place.op.name, piece, token, slot)
+            held = tokens[:, piece, token, slot, : wired.into.step].flatten()[: weight.shape[1]]
+            assert torch.equal(held, weight[rows[piece, token, slot]]), (wired.op.name, piece, token, slot)
 
 
 @pytest.mark.parametrize("layout", ["lean", "paper"])
@@ -246,9 +248,9 @@ def test_linear_modules_ask_and_answer_as_in_the_table(layout: str) -> None:
         for each in module.exchanges
     }
     assert said == {
-        "forward": ("text", "signal", "prefix", "rows", "one-hot position"),
-        "backward": ("text", "signal", "prefix", "one-hot position", "rows"),
-        "descent": ("prefix", "one-hot position", "text", "signal", "input"),
+        "forward": ("text", "input", "prefix", "rows", "one-hot position"),
+        "backward": ("text", "gradient", "prefix", "one-hot position", "rows"),
+        "descent": ("prefix", "one-hot position", "text", "gradient", "input"),
     }
     assert {each.heads for module in op.modules for each in module.exchanges} == {simulator.geometry.num_heads}
 
@@ -303,7 +305,7 @@ def test_the_plan_for_people(model: Path) -> None:
     text = answer(model, "--block", 0, "--layout", "paper", "--stack", 2)
     assert "layout paper" in text and "blocks.1." not in text and "final.norm" not in text
     assert "prefix token 0: slot 0 = row 0, slot 1 = row 17" in text
-    assert "text asks with signal; prefix, by rows, answers with one-hot position" in text
+    assert "text asks with input; prefix, by rows, answers with one-hot position" in text
     assert "blocks.0.query" in answer(model, "--all") and "blocks.0.query" not in answer(model)
 
 
@@ -392,7 +394,7 @@ def test_the_page_prints_what_the_command_prints(model: Path) -> None:
     knobs = ("--tokens", 17, "--train-tokens", 8, "--prefix-token", 3, "--block", 1, "--learning-rate", "0.01")
     printed = {line.partition("rms")[0] for line in answer(model, TEXT, *knobs).splitlines()}
     shown = re.findall(r"^    ( *(?:step|slot|\d+ heads).*)$", PAGE, flags=re.MULTILINE)
-    assert len(shown) == 9
+    assert len(shown) == 14
     for line in shown:  # numbers may differ in their last digit
         assert line.partition("rms")[0] in printed, line
 

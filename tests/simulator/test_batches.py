@@ -111,11 +111,15 @@ def test_several_steps_and_the_top_layers_alone(name: str, steps: int, layers: i
 def test_untrained_layers_have_no_backward_modules() -> None:
     """Untied, the layers below the trained ones are forward modules alone."""
     simulator: Any = tint.build(make_model("gpt2"), make_rule("default", layers=1), tie_blocks=False)
-    backward = {key for key, modules in simulator.structure.items() if modules.back is not None}
-    descent = {key for key, modules in simulator.structure.items() if modules.descent is not None}
+    backward = {key for key, modules in simulator.structure.items() if modules.backward_module is not None}
+    descent = {key for key, modules in simulator.structure.items() if modules.descent_module is not None}
     assert backward and descent and not any(key.startswith("blocks/0") for key in backward | descent)
     everything: Any = tint.build(make_model("gpt2"), make_rule("default"), tie_blocks=False)
-    assert any(modules.back is not None for key, modules in everything.structure.items() if key.startswith("blocks/0"))
+    assert any(
+        modules.backward_module is not None
+        for key, modules in everything.structure.items()
+        if key.startswith("blocks/0")
+    )
 
 
 @pytest.mark.parametrize("knobs", BUILT, ids=["lean", "paper"])

@@ -13,12 +13,15 @@ import transformers
 from cases import MODELS, TOKENS, VOCABULARY, call, covering, make_batch, make_model, make_rule
 
 import tintformer as tint
+from tintformer.auxiliary.ops import Linear, Weight
 from tintformer.simulator import prefix
-from tintformer.simulator.geometry import Cut, Geometry, auxiliary_width, derive
+from tintformer.simulator.geometry import Geometry, derive
 from tintformer.simulator.layouts import Layout
-from tintformer.simulator.regions import num_slots
-from tintformer.simulator.tokens import cut_tokens
-from tintformer.simulator.wiring import places
+from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward
+from tintformer.simulator.pieces import Cut, PieceStream
+from tintformer.simulator.primitives.attention import Attention, Port, linear
+from tintformer.simulator.regions import PREFIX
+from tintformer.simulator.wiring import WiredOp, wire
 
 LAYOUTS = ["lean", "paper"]
 STACKS = [1, 2, 3, 4, 6]
@@ -169,8 +172,7 @@ def test_memory_is_added_where_the_stack_leaves_none() -> None:
 @pytest.mark.parametrize("name", [*FAMILIES, *ODD])
 def test_the_integers_of_a_geometry(name: str, stack: int, layout: Any) -> None:
     auxiliary = tint.load(make_odd(name) if name in ODD else make_model(name))
-    slots = num_slots(places(auxiliary, auxiliary_width(auxiliary)), make_rule("default"))
-    g = derive(auxiliary, layout=layout, stack=stack, slots=slots)
+    g = derive(auxiliary, layout=layout, stack=stack)
     heads = next(iter(auxiliary.attentions()))
     assert g.dim_aux == max(auxiliary.stream_width, heads.head_dim)
     assert g.dim_aux < g.dim_slot <= g.dim_aux + g.stack * g.shards
@@ -185,7 +187,7 @@ def test_the_integers_of_a_geometry(name: str, stack: int, layout: Any) -> None:
 def test_values_of_any_width_are_cut_and_put_together(width: int) -> None:
     cut = Cut(width, 12)
     plain = torch.randn(2, 3, width, dtype=torch.float64)
-    tokens = cut_tokens(plain, cut, 15)
+    tokens = PieceStream.of(plain, cut, 15)
     assert tokens.data.shape == (2, cut.count, 3, 15) and cut.count == -(-width // 12)
     assert torch.equal(tokens.plain(), plain)
     assert bool((tokens.data[..., 12:] == 0).all())
@@ -197,12 +199,12 @@ def test_values_of_any_width_are_cut_and_put_together(width: int) -> None:
 def test_weights_go_into_the_prefix_and_back_bit_by_bit(name: str, layout: Any) -> None:
     model = make_odd(name) if name in ODD else make_model(name)
     auxiliary = tint.load(model)
-    g = derive(auxiliary, layout=layout, stack=4, slots=4)
+    g = derive(auxiliary, layout=layout, stack=4)
     num_held = 0
-    for place in places(auxiliary, g.dim_aux):
-        tokens = prefix.write(place, g, torch.float64)
-        for weight, value in ({} if tokens is None else prefix.read(place, tokens, g)).items():
-            offset = float(getattr(place.op, "unit_offset", False))
+    for wired in wire(auxiliary, g.dim_aux):
+        tokens = prefix.write(wired, g, torch.float64)
+        for weight, value in ({} if tokens is None else prefix.read(wired, tokens, g)).items():
+            offset = float(getattr(wired.op, "unit_offset", False))
             assert torch.equal(value, weight.read() + offset), weight.name
             num_held += value.numel()
     embedding, head = auxiliary.embedding, auxiliary.head
@@ -214,10 +216,10 @@ def test_weights_go_into_the_prefix_and_back_bit_by_bit(name: str, layout: Any) 
 def test_where_a_row_of_a_matrix_sits(stack: int, shards: int) -> None:
     """Row i = s K + j is slot s of prefix token j, coordinate by coordinate, and the bias is column D."""
     simulator = tint.build(make_model("gpt2"), make_rule("default"))
-    place: Any = simulator.places["blocks.0.down"]
-    weight, bias = place.op.weight.read(), place.op.bias.read()
+    wired: Any = simulator.wired["blocks.0.down"]
+    weight, bias = wired.op.weight.read(), wired.op.bias.read()
     g = Geometry(layout="paper", dim_aux=12, stack=stack, shards=shards, slots=stack, max_tokens=8)
-    written: Any = prefix.write(place, g, torch.float64)
+    written: Any = prefix.write(wired, g, torch.float64)
     tokens = prefix.tokens(written, g)
     assert tokens.shape == (4, 1, g.num_prefix, stack * g.dim_slot)
     for piece, row in itertools.product(range(4), range(12)):
@@ -237,10 +239,81 @@ def test_heads_too_wide_for_the_papers_layout_are_refused() -> None:
     assert tint.build(model, rule, layout="paper", stack=1).geometry.head_dim == 25
 
 
-@pytest.mark.parametrize("layout", ["lean", "paper"])
-def test_a_region_outside_of_the_embedding_cannot_be_wired(layout: Any) -> None:
-    geometry = Geometry(layout=layout, dim_aux=12, stack=2, shards=2, slots=2, max_tokens=8)
-    for wire in (Layout(geometry).columns, Layout(geometry).rows):
-        wire("input", 1)
-        with pytest.raises(tint.InputError, match="region 'input' needs slot 2, but an embedding has 2 slots"):
-            wire("input", 2)
+# Regions.
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_module_whose_regions_do_not_fit_cannot_be_built(layout: Any) -> None:
+    narrow, wide = (Geometry(layout=layout, dim_aux=12, stack=1, shards=1, slots=slots) for slots in (1, 2))
+    knobs: dict[str, Any] = {"has_bias": True, "learning_rate": 0.1, "weigh": linear}
+    with pytest.raises(tint.InputError, match="region 'input' needs slot 1, but an embedding has 1 slots"):
+        LinearDescent(Layout(narrow), **knobs)
+    module = LinearDescent(Layout(wide), **knobs)
+    assert [(region.name, region.slot) for region in module.regions.declared] == [("gradient", 0), ("input", 1)]
+    assert module.regions.needed == 2
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_port_reads_declared_regions_alone(layout: Any) -> None:
+    maps = Layout(Geometry(layout=layout, dim_aux=12, stack=2, shards=2))
+    other = LinearDescent(maps, has_bias=False, learning_rate=0.1, weigh=linear)
+    module = LinearForward(maps, has_bias=False, weigh=linear)
+
+    def attention(value: Port) -> Attention:
+        return Attention(query=maps.columns(module.input), key=maps.content(), value=value, weigh=linear)
+
+    module.attention = attention(Port(module.input))
+    module.attention = attention(Port(PREFIX))
+    with pytest.raises(tint.InputError, match="a port reads region 'gradient'; the module has declared input, output"):
+        module.attention = attention(maps.rows(other.gradient))
+
+
+@pytest.mark.parametrize("rule", ["default", "paper", "full", "central-relative", "perturbed-relative"])
+@pytest.mark.parametrize("name", [*FAMILIES, "bloom"])
+def test_what_is_needed_at_the_same_time_has_slots_of_its_own(name: str, rule: str) -> None:
+    """Given quantities never share a slot, nor do results; ports read where the module says the region stands."""
+    simulator = tint.build(make_model(name), make_rule(rule), layout="paper", stack=2)
+    shards = simulator.geometry.shards
+    for modules in simulator.structure.values():
+        for module in modules.by_phase().values():  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+            assert set(module.regions.given) | set(module.regions.written) <= set(module.regions.declared)
+            for together in (module.regions.given, module.regions.written):
+                slots = [slot for each in together for slot in range(each.slot, each.slot + each.num_slots)]
+                assert len(set(slots)) == len(slots) and max(slots, default=0) < simulator.geometry.slots
+            for port in (part for part in module.modules() if isinstance(part, Port) and part.first_head):
+                assert port.first_head == port.reads[0].slot * shards
+
+
+# The paper's figure of a linear layer: S = 2, S' = 3.
+
+
+@pytest.mark.parametrize(("stack", "shards"), list(itertools.product([1, 2, 3, 5], repeat=2)))
+@pytest.mark.parametrize("dim_aux", [11, 7])
+def test_a_linear_layer_for_any_stack_and_shards(stack: int, shards: int, dim_aux: int) -> None:
+    """Prefixes longer than a part is wide (K > d) have their one-hot positions spread over the parts of a slot."""
+    g = Geometry(layout="paper", dim_aux=dim_aux, stack=stack, shards=shards)
+    assert g.slots == max(stack, shards, 2) and g.max_tokens == 2048 and g.row_dim == max(g.num_prefix, g.head_dim)
+    w, b, x, dy = (torch.randn(shape, dtype=torch.float64) for shape in [(9, 2 * dim_aux), (9,), (2, 5, 22), (2, 5, 9)])
+    x = x[..., : 2 * dim_aux]
+    into, out = Cut(2 * dim_aux, dim_aux), Cut(9, dim_aux)
+    op = Linear(name="layer", weight=Weight(name="w", source=w), bias=Weight(name="b", source=b))
+    wired = WiredOp(op=op, into=into, out=out, keys=into, role="layer", block=0)
+    tokens: Any = prefix.write(wired, g, torch.float64)
+    layout, exact = Layout(g), {"rtol": 0, "atol": 1e-12}
+    pieces, gradient = (PieceStream.of(value, cut, g.dim_slot).data for value, cut in ((x, into), (dy, out)))
+    y = LinearForward(layout, has_bias=True, weigh=linear)(pieces, tokens)
+    torch.testing.assert_close(PieceStream(y, out).plain(), x @ w.mT + b, **exact)
+    dx = LinearBackward(layout, weigh=linear)(gradient, tokens)
+    torch.testing.assert_close(PieceStream(dx, into).plain(), dy @ w, **exact)
+    moved = LinearDescent(layout, has_bias=True, learning_rate=0.1, weigh=linear)(gradient, pieces, tokens)
+    for row in range(2):
+        after: Any = prefix.read(wired, moved[row : row + 1], g)
+        torch.testing.assert_close(after[op.weight], w - 0.1 * dy[row].mT @ x[row], **exact)
+        torch.testing.assert_close(after[op.bias], b - 0.1 * dy[row].sum(0), **exact)
+
+
+def test_a_lean_layout_reads_as_many_parts_as_it_stacks_rows() -> None:
+    with pytest.raises(tint.InputError, match="shards=3 must be stack=2, or use layout='paper'"):
+        Geometry(layout="lean", dim_aux=11, stack=2, shards=3)
+    with pytest.raises(tint.InputError, match="stack=0 and shards=1 must be at least 1"):
+        Geometry(layout="paper", dim_aux=11, stack=0, shards=1)

@@ -20,22 +20,22 @@ from tintformer.execution.batch import Batch
 from tintformer.rule import activation, attention, linear, norm
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator import prefix
-from tintformer.simulator.geometry import Cut, Geometry
+from tintformer.simulator.geometry import Geometry
 from tintformer.simulator.layouts import Layout
-from tintformer.simulator.module_factory import Maker
-from tintformer.simulator.modules.self_attention import Scene
+from tintformer.simulator.module_factory import ModuleFactory
+from tintformer.simulator.modules.self_attention import AttentionInputs
+from tintformer.simulator.pieces import Cut, PieceStream
 from tintformer.simulator.primitives import attention as forms
 from tintformer.simulator.simulator_executor import SimulatorExecutor
-from tintformer.simulator.tokens import Tokens, cut_tokens
-from tintformer.simulator.wiring import Place
+from tintformer.simulator.wiring import WiredOp
 
 CLOSE = {"rtol": 0, "atol": 1e-12}
 RATE = 0.05
 GEOMETRIES = {
-    "lean": Geometry(layout="lean", dim_aux=10, stack=3, shards=3, slots=6, max_tokens=16),
-    "lean-alone": Geometry(layout="lean", dim_aux=10, stack=1, shards=1, slots=6, max_tokens=16),
-    "paper": Geometry(layout="paper", dim_aux=10, stack=3, shards=2, slots=6, max_tokens=16),
-    "paper-unsharded": Geometry(layout="paper", dim_aux=10, stack=4, shards=1, slots=6, max_tokens=16),
+    "lean": Geometry(layout="lean", dim_aux=10, stack=3, shards=3, slots=17, max_tokens=16),
+    "lean-alone": Geometry(layout="lean", dim_aux=10, stack=1, shards=1, slots=17, max_tokens=16),
+    "paper": Geometry(layout="paper", dim_aux=10, stack=3, shards=2, slots=17, max_tokens=16),
+    "paper-unsharded": Geometry(layout="paper", dim_aux=10, stack=4, shards=1, slots=17, max_tokens=16),
 }
 SCHEMES = [
     ("exact", "fixed", None),
@@ -48,27 +48,27 @@ def randn(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def make(op: Any, cuts: tuple[Cut, Cut], g: Geometry, rule: LearningRule, **knobs: Any) -> tuple[Any, Place]:
+def make(op: Any, cuts: tuple[Cut, Cut], g: Geometry, rule: LearningRule, **knobs: Any) -> tuple[Any, WiredOp]:
     """The modules of one op, as the simulator has them."""
-    place = Place(op=op, into=cuts[0], out=cuts[1], keys=knobs.pop("keys", cuts[0]), role=op.name, block=0)
+    wired = WiredOp(op=op, into=cuts[0], out=cuts[1], keys=knobs.pop("keys", cuts[0]), role=op.name, block=0)
     how: dict[str, Any] = {"weigh": forms.linear, "transposition": "scores", **knobs}
-    maker = Maker(layout=Layout(g), rule=rule, dtype=torch.float64, first_trained=0, **how)
-    return maker.make(place, None).double(), place
+    factory = ModuleFactory(layout=Layout(g), rule=rule, dtype=torch.float64, first_trained=0, **how)
+    return factory.make(wired, None).double(), wired
 
 
 def laid_out(value: Tensor, cut: Cut, g: Geometry) -> Tensor:
-    return cut_tokens(value, cut, g.dim_slot).data
+    return PieceStream.of(value, cut, g.dim_slot).data
 
 
 def plain(data: Tensor, cut: Cut) -> Tensor:
     """What the pieces hold; beyond it everything must be zero."""
-    tokens = Tokens(data, cut)
+    tokens = PieceStream(data, cut)
     assert torch.equal(laid_out_again(tokens), data), "padding is not zero"
     return tokens.plain()
 
 
-def laid_out_again(tokens: Tokens) -> Tensor:
-    return cut_tokens(tokens.plain(), tokens.cut, tokens.data.shape[-1]).data
+def laid_out_again(tokens: PieceStream) -> Tensor:
+    return PieceStream.of(tokens.plain(), tokens.cut, tokens.data.shape[-1]).data
 
 
 @pytest.mark.parametrize("g", GEOMETRIES.values(), ids=GEOMETRIES)
@@ -78,25 +78,25 @@ def test_linear(num_in: int, num_out: int, has_bias: bool, g: Geometry) -> None:
     weight = Weight(name="w", source=randn(num_out, num_in, seed=0))
     bias = Weight(name="b", source=randn(num_out, seed=1)) if has_bias else None
     into, out = Cut(num_in, 10), Cut(num_out, 10)
-    modules, place = make(
+    modules, wired = make(
         Linear(name="layer", weight=weight, bias=bias), (into, out), g, LearningRule(learning_rate=RATE)
     )
-    tokens: Any = prefix.write(place, g, torch.float64)
+    tokens: Any = prefix.write(wired, g, torch.float64)
     x, dy = randn(2, 5, num_in, seed=2), randn(2, 5, num_out, seed=3)
     x_pieces, dy_pieces = laid_out(x, into, g), laid_out(dy, out, g)
-    y = plain(modules.ahead(x_pieces, tokens), out)
+    y = plain(modules.forward_module(x_pieces, tokens), out)
     torch.testing.assert_close(y, linear.forward(x, weight.source, bias and bias.source), **CLOSE)
-    dx = plain(modules.back(dy_pieces, tokens), into)
+    dx = plain(modules.backward_module(dy_pieces, tokens), into)
     torch.testing.assert_close(dx, linear.backward(dy, weight.source), **CLOSE)
-    moved = modules.descent(dy_pieces, x_pieces, tokens)
+    moved = modules.descent_module(dy_pieces, x_pieces, tokens)
     assert len(moved) == 2, "every sequence has a prefix of its own"
     for row in range(2):
-        change = prefix.read(place, moved[row : row + 1] - tokens, g)
+        change = prefix.read(wired, moved[row : row + 1] - tokens, g)
         torch.testing.assert_close(change[weight], -RATE * linear.weight_gradient(x, dy)[row], **CLOSE)
         if bias is not None:
             torch.testing.assert_close(change[bias], -RATE * linear.bias_gradient(dy)[row], **CLOSE)
     # With its own prefix each sequence goes on.
-    again = plain(modules.ahead(x_pieces, moved), out)
+    again = plain(modules.forward_module(x_pieces, moved), out)
     weights = weight.source - RATE * linear.weight_gradient(x, dy)
     biases = None if bias is None else bias.source - RATE * linear.bias_gradient(dy)
     torch.testing.assert_close(again, linear.forward(x, weights, biases), rtol=0, atol=1e-11)
@@ -126,28 +126,28 @@ def test_norm(kind: Any, shape: tuple[int, int, int], holds: str, g: Geometry) -
     width, groups, step = shape
     op, cut = make_norm(kind, width, groups, holds), Cut(width, step)
     rule = LearningRule(learning_rate=RATE, update_norm_scale=True)
-    modules, place = make(op, (cut, cut), g, rule)
-    tokens: Any = prefix.write(place, g, torch.float64)
+    modules, wired = make(op, (cut, cut), g, rule)
+    tokens: Any = prefix.write(wired, g, torch.float64)
     scale, bias = (weight and weight.source for weight in (op.scale, op.bias))
     x, dy = randn(2, 5, width, seed=3), randn(2, 5, width, seed=4)
     pieces = laid_out(dy, cut, g), laid_out(x, cut, g)
     by_group, dy_by_group = norm.cut(x, groups), norm.cut(dy, groups)
-    y = Tokens(modules.ahead(pieces[1], tokens), cut).plain()
+    y = PieceStream(modules.forward_module(pieces[1], tokens), cut).plain()
     expected = norm.forward(by_group, scale, bias, kind=kind, epsilon=1e-2).view_as(x)
     torch.testing.assert_close(y, expected, **CLOSE)
     for scheme, mode, step_size in SCHEMES:
         other = LearningRule(learning_rate=RATE, norm_gradient=scheme, epsilon=step_size, epsilon_mode=mode)
-        back = make(op, (cut, cut), g, other)[0].back
+        back = make(op, (cut, cut), g, other)[0].backward_module
         dx = norm.backward(
             by_group, dy_by_group, scale, kind=kind, epsilon=1e-2, scheme=scheme, step=step_size or 0.0, mode=mode
         )
         torch.testing.assert_close(plain(back(*pieces, tokens), cut), dx.view_as(x), rtol=0, atol=1e-11)
     if not holds:
-        assert tokens is None and modules.descent is None
+        assert tokens is None and modules.descent_module is None
         return
-    moved = modules.descent(*pieces, tokens)
+    moved = modules.descent_module(*pieces, tokens)
     for row in range(2):
-        change = prefix.read(place, moved[row : row + 1] - tokens, g)
+        change = prefix.read(wired, moved[row : row + 1] - tokens, g)
         if op.scale is not None:
             expected = norm.scale_gradient(by_group, dy_by_group, kind=kind, epsilon=1e-2)[row]
             torch.testing.assert_close(change[op.scale], -RATE * expected, **CLOSE)
@@ -160,10 +160,10 @@ def test_norm(kind: Any, shape: tuple[int, int, int], holds: str, g: Geometry) -
 def test_a_frozen_scale_does_not_move(groups: int, g: Geometry) -> None:
     op: Any = make_norm("layer", 8, groups, "scale bias")
     cut = Cut(8, 8)
-    modules, place = make(op, (cut, cut), g, LearningRule(learning_rate=RATE))
-    tokens: Any = prefix.write(place, g, torch.float64)
+    modules, wired = make(op, (cut, cut), g, LearningRule(learning_rate=RATE))
+    tokens: Any = prefix.write(wired, g, torch.float64)
     pieces = laid_out(randn(2, 5, 8, seed=0), cut, g), laid_out(randn(2, 5, 8, seed=1), cut, g)
-    change = prefix.read(place, (modules.descent(*pieces, tokens) - tokens)[:1], g)
+    change = prefix.read(wired, (modules.descent_module(*pieces, tokens) - tokens)[:1], g)
     assert bool((change[op.scale] == 0).all())
     assert float(change[op.bias].abs().min()) > 0
 
@@ -179,12 +179,12 @@ def test_activation(function: str, width: int) -> None:
     for scheme, mode, step in SCHEMES:
         rule = LearningRule(learning_rate=RATE, activation_gradient=scheme, epsilon=step, epsilon_mode=mode)
         modules, _ = make(op, (cut, cut), g, rule)
-        y = plain(modules.ahead(pieces[1]), cut)
+        y = plain(modules.forward_module(pieces[1]), cut)
         torch.testing.assert_close(y, activation.forward(x, function=function), **CLOSE)
         expected = activation.backward(x, dy, function=function, scheme=scheme, step=step or 0.0, mode=mode)
-        dx = plain(modules.back(*pieces), cut)
+        dx = plain(modules.backward_module(*pieces), cut)
         torch.testing.assert_close(dx, expected, rtol=0, atol=1e-11)
-        assert modules.descent is None and bool((dx[0, 3] == 0).all())
+        assert modules.descent_module is None and bool((dx[0, 3] == 0).all())
 
 
 @pytest.mark.parametrize("width", [10, 24])
@@ -193,8 +193,8 @@ def test_product(width: int) -> None:
     modules, _ = make(Product(name="p"), (cut, cut), g, LearningRule(learning_rate=RATE))
     left, right, dy = (randn(2, 5, width, seed=seed) for seed in range(3))
     pieces = [laid_out(value, cut, g) for value in (dy, left, right)]
-    torch.testing.assert_close(plain(modules.ahead(*pieces[1:]), cut), left * right, **CLOSE)
-    gradients = modules.back(*pieces)
+    torch.testing.assert_close(plain(modules.forward_module(*pieces[1:]), cut), left * right, **CLOSE)
+    gradients = modules.backward_module(*pieces)
     torch.testing.assert_close(plain(gradients[0], cut), dy * right, **CLOSE)
     torch.testing.assert_close(plain(gradients[1], cut), dy * left, **CLOSE)
 
@@ -226,7 +226,7 @@ ATTENTION: dict[str, dict[str, Any]] = {
 }
 
 
-def make_scene(window: int | None) -> tuple[Scene, Tensor]:
+def make_attention_inputs(window: int | None) -> tuple[AttentionInputs, Tensor]:
     """Two sequences of seven tokens: one in two segments, one with padding on the left."""
     batch = Batch.of(
         tint.load(make_model("gpt2")),
@@ -236,7 +236,7 @@ def make_scene(window: int | None) -> tuple[Scene, Tensor]:
         segment_ids=torch.tensor([[-1, 0, 0, 0, 1, 1, 1], [0] * 7]),
     )
     mask = batch.additive_mask(torch.float64, window)
-    return Scene(mask[:, None, None, None], batch.positions), mask
+    return AttentionInputs(mask[:, None, None, None], batch.positions), mask
 
 
 @pytest.mark.parametrize("layout", ["lean", "paper"])
@@ -263,19 +263,19 @@ def test_attention(position: str, window: int | None, heads: str, kind: str, lay
     rule = LearningRule(learning_rate=RATE, attention_gradient=scheme, epsilon=1e-2, **ATTENTION[kind])
     queries, keys = Cut(num_heads * head_dim, step), Cut(num_keys * head_dim, step)
     modules, _ = make(op, (queries, queries), g, rule, keys=keys)
-    scene, mask = make_scene(window)
+    given, mask = make_attention_inputs(window)
     cuts = (queries, keys, keys)
     inputs = [randn(2, 7, cut.width, seed=seed) for seed, cut in enumerate(cuts)]
     dy = randn(2, 7, queries.width, seed=9)
     rotation = None
     if isinstance(where_from, Rotary):
-        rotation = attention.rotation(where_from, scene.positions, torch.float64)
-    where = attention.AttentionContext(mask=mask[:, None, None], positions=scene.positions, rotation=rotation)
+        rotation = attention.rotation(where_from, given.positions, torch.float64)
+    where = attention.AttentionContext(mask=mask[:, None, None], positions=given.positions, rotation=rotation)
     by_head = attention.split(inputs, op, where)
     pieces = [laid_out(value, cut, g) for value, cut in zip(inputs, cuts, strict=True)]
-    y = plain(modules.ahead(*pieces, scene), queries)
+    y = plain(modules.forward_module(*pieces, given), queries)
     torch.testing.assert_close(y, attention.forward(by_head, op, where), **CLOSE)
-    gradients = modules.back(laid_out(dy, queries, g), *pieces, scene)
+    gradients = modules.backward_module(laid_out(dy, queries, g), *pieces, given)
     expected = attention.backward(by_head, dy, op, where, scheme=scheme, step=1e-2, mode=rule.epsilon_mode)
     for found, wanted, cut in zip(gradients, expected, cuts, strict=True):
         assert (found is None) == (wanted is None)
@@ -317,7 +317,7 @@ def test_the_bias_behind_several_pieces_moves_once(layout: str) -> None:
     name, batch = "transformer.h.1.mlp.c_proj.bias", make_batch(lengths=(9,))
     simulator = tint.build(make_model("gpt2"), make_rule("default"), layout=layout)
     truth = call(tint.Tint(make_model("gpt2"), make_rule("default"), engine="oracle"), batch)
-    assert simulator.places["blocks.1.down"].into.count == 4
+    assert simulator.wired["blocks.1.down"].into.count == 4
     torch.testing.assert_close(call(simulator, batch).updates()[name], truth.updates()[name], rtol=1e-10, atol=0)
 
 
@@ -331,7 +331,7 @@ def test_the_bias_behind_several_pieces_moves_once(layout: str) -> None:
 def test_padding_stays_exactly_zero(name: str, layout: str) -> None:
     """Three steps that move everything leave no trace beyond the coordinates of the auxiliary, in prefix or stream."""
     simulator = tint.build(make_model(name), make_rule("full", steps=3), layout=layout)
-    streams: list[Tokens] = []
+    streams: list[PieceStream] = []
     executor = Keeping(simulator, batch_of(simulator), streams)
     with torch.no_grad():
         walk.train_in_the_pass(executor, simulator.auxiliary, simulator.rule)
@@ -340,11 +340,11 @@ def test_padding_stays_exactly_zero(name: str, layout: str) -> None:
         assert torch.equal(laid_out_again(tokens), tokens.data)
     assert len(executor.updated_prefix) > 10
     for op_name, moved in executor.updated_prefix.items():
-        place = simulator.places[op_name]
-        weights = prefix.read(place, moved[:1], simulator.geometry)
+        wired = simulator.wired[op_name]
+        weights = prefix.read(wired, moved[:1], simulator.geometry)
         copies = sum(value.numel() for value in weights.values())
-        start: Any = simulator.prefix_of(place.op)
-        if isinstance(place.op, Linear):
+        start: Any = simulator.prefix_of(wired.op)
+        if isinstance(wired.op, Linear):
             assert int((moved[0] != 0).sum()) == copies
         else:
             assert bool((moved[0][start[0] == 0] == 0).all())
@@ -353,7 +353,7 @@ def test_padding_stays_exactly_zero(name: str, layout: str) -> None:
 class Keeping(SimulatorExecutor):
     """Keeps every value and gradient that passes between modules."""
 
-    def __init__(self, simulator: Any, batch: Batch, streams: list[Tokens]):
+    def __init__(self, simulator: Any, batch: Batch, streams: list[PieceStream]):
         super().__init__(simulator, batch)
         self.streams = streams
 

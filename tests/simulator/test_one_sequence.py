@@ -19,13 +19,14 @@ from torch import Tensor
 from tintformer.auxiliary.ops import Linear, Weight
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator import prefix
-from tintformer.simulator.geometry import Cut, Geometry, LayoutName
+from tintformer.simulator.geometry import Geometry, LayoutName
 from tintformer.simulator.layouts import Layout
 from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward
+from tintformer.simulator.pieces import Cut
 from tintformer.simulator.primitives.attention import Attention, Positional, linear
-from tintformer.simulator.primitives.linear_maps import DimensionWise
-from tintformer.simulator.regions import Phase, decode, encode, regions
-from tintformer.simulator.wiring import Place
+from tintformer.simulator.primitives.tokenwise import DimensionWise
+from tintformer.simulator.regions import PREFIX, Region
+from tintformer.simulator.wiring import WiredOp
 
 RULE = LearningRule(learning_rate=0.03)
 NUM_TEXT = 5
@@ -34,25 +35,29 @@ TOLERANCE = {"rtol": 0, "atol": 1e-12}
 
 @dataclass
 class Setting:
-    """A linear layer with a bias in one piece: its place, its prefix tokens, and text for it."""
+    """A linear layer with a bias in one piece: how it is wired, its prefix tokens, and text for it."""
 
     geometry: Geometry
     op: Any
-    place: Place
+    wired: WiredOp
     prefix: Tensor
     x: Tensor
     dy: Tensor
 
-    def embed(self, phase: Phase, **text: Tensor) -> Tensor:
-        """The one sequence: K prefix tokens, then the text, all `dim_sim` wide."""
+    def embed(self, text: dict[Region, Tensor]) -> Tensor:
+        """The one sequence: K prefix tokens, then the text in the regions of a module, all `dim_sim` wide."""
         g = self.geometry
-        tokens = encode({name: value[0, 0] for name, value in text.items()}, self.names(phase), g)
+        tokens = torch.zeros(NUM_TEXT, g.dim_sim, dtype=torch.float64)
+        for region, value in text.items():
+            tokens[:, coordinates(region, g)] = value[0, 0]
         rows = prefix.tokens(self.prefix, g)[0, 0]
         rows = torch.nn.functional.pad(rows, (0, g.dim_sim - rows.shape[-1]))
         return torch.cat((rows, tokens))
 
-    def names(self, phase: Phase) -> tuple[str, ...]:
-        return regions(self.place, phase, RULE)
+
+def coordinates(region: Region, g: Geometry) -> slice:
+    """Where a region stands in an embedding."""
+    return slice(region.slot * g.dim_slot, (region.slot + 1) * g.dim_slot)
 
 
 def make_setting(layout: LayoutName, stack: int, shards: int, slots: int) -> Setting:
@@ -64,12 +69,12 @@ def make_setting(layout: LayoutName, stack: int, shards: int, slots: int) -> Set
 
     op = Linear(name="layer", weight=Weight(name="w", source=random(7, 10)), bias=Weight(name="b", source=random(7)))
     into, out = Cut(10, 10), Cut(7, 10)
-    place = Place(op=op, into=into, out=out, keys=into, role="layer", block=0)
+    wired = WiredOp(op=op, into=into, out=out, keys=into, role="layer", block=0)
     x, dy = torch.zeros(2, 1, 1, NUM_TEXT, g.dim_slot, dtype=torch.float64)
     x[..., :10], dy[..., :7] = random(NUM_TEXT, 10), random(NUM_TEXT, 7)
-    tokens = prefix.write(place, g, torch.float64)
+    tokens = prefix.write(wired, g, torch.float64)
     assert tokens is not None
-    return Setting(g, op, place, tokens, x, dy)
+    return Setting(g, op, wired, tokens, x, dy)
 
 
 def dense(factors: Iterable[Any], width: int) -> Tensor:
@@ -87,17 +92,17 @@ def dense(factors: Iterable[Any], width: int) -> Tensor:
     return matrix
 
 
-def projection(port: Any, names: tuple[str, ...], g: Geometry) -> Tensor:
-    """What a port reads of an embedding: `[heads * d, dim_sim]`."""
-    if port.reads is None:
-        return torch.zeros(g.num_heads * g.head_dim, g.dim_sim, dtype=torch.float64)
-    if port.reads == "rows":  # prefix tokens have their rows in the first S slots
+def projection(port: Any, g: Geometry) -> Tensor:
+    """What a port reads of an embedding: `[heads * width, dim_sim]`."""
+    if not port.reads:
+        return torch.zeros(g.num_heads * g.row_dim, g.dim_sim, dtype=torch.float64)
+    (region,) = port.reads
+    if region == PREFIX:  # prefix tokens have their rows in the first S slots
         return dense(port.factors, g.stack * g.dim_slot) @ columns(0, g.stack * g.dim_slot, g)
-    slot = names.index(port.reads)
     if g.layout == "paper":  # its maps are over whole embeddings as they stand
-        assert port.first_head == slot * g.shards
+        assert port.first_head == region.slot * g.shards
         return dense(port.factors, g.dim_sim)
-    return dense(port.factors, g.dim_slot) @ columns(slot * g.dim_slot, g.dim_slot, g)
+    return dense(port.factors, g.dim_slot) @ columns(region.slot * g.dim_slot, g.dim_slot, g)
 
 
 def columns(start: int, number: int, g: Geometry) -> Tensor:
@@ -108,20 +113,20 @@ def columns(start: int, number: int, g: Geometry) -> Tensor:
 def positional(port: Any, g: Geometry, num_tokens: int) -> Tensor:
     """The positional term of a port for every token of the sequence, from its one-hot position: `[tokens, H * d]`."""
     one_hot = torch.eye(num_tokens, dtype=torch.float64)
-    total = torch.zeros(num_tokens, g.num_heads, g.head_dim, dtype=torch.float64)
-    for term in (port.positional, *port.idle):
-        if isinstance(term, Positional):
-            missing = max(0, num_tokens - len(term.table))
-            rows = torch.nn.functional.pad(term.table, (0, 0, 0, missing))[:num_tokens]
-            total += (one_hot @ rows)[:, None] * term.switches[:, None]
+    terms = [term for term in (port.positional, *port.idle) if isinstance(term, Positional)]
+    width = terms[0].table.shape[1] if terms else g.head_dim
+    total = torch.zeros(num_tokens, g.num_heads, width, dtype=torch.float64)
+    for term in terms:
+        missing = max(0, num_tokens - len(term.table))
+        rows = torch.nn.functional.pad(term.table, (0, 0, 0, missing))[:num_tokens]
+        total += (one_hot @ rows)[:, None] * term.switches[:, None]
     return total.flatten(1)
 
 
-def attend(module: Attention, sequence: Tensor, phase: Phase, s: Setting, sees: Tensor) -> Tensor:
+def attend(module: Attention, sequence: Tensor, g: Geometry, sees: Tensor) -> Tensor:
     """A linear attention of every token to every token, output as wide as an embedding."""
-    g, names = s.geometry, s.names(phase)
     query, key, value = (
-        (sequence @ projection(port, names, g).mT + positional(port, g, len(sequence))).unflatten(1, (g.num_heads, -1))
+        (sequence @ projection(port, g).mT + positional(port, g, len(sequence))).unflatten(1, (g.num_heads, -1))
         for port in (module.query, module.key, module.value)
     )
     scores = torch.einsum("qhd,phd->hqp", query, key) * sees
@@ -153,6 +158,8 @@ SETTINGS = [
     ("paper", 4, 2, 5),
     ("paper", 3, 2, 4),
     ("paper", 3, 3, 3),
+    ("paper", 2, 3, 3),
+    ("paper", 1, 4, 4),
 ]
 """Layout, stack, shards, slots."""
 
@@ -163,10 +170,10 @@ def test_forward(setting: tuple[LayoutName, int, int, int]) -> None:
     g = s.geometry
     module = LinearForward(Layout(g), has_bias=True, weigh=linear)
     assert module.constant is not None
-    sequence = s.embed("forward", signal=s.x + module.constant.value)
+    sequence = s.embed({module.input: s.x + module.constant.value})
     sees, written = who(g.num_prefix, asks="text")
-    output = written * attend(module.attention, sequence, "forward", s, sees)
-    y = decode(output[g.num_prefix :], s.names("forward"), g)["signal"]
+    output = written * attend(module.attention, sequence, g, sees)
+    y = output[g.num_prefix :, coordinates(module.output, g)]
     torch.testing.assert_close(y, module(s.x, s.prefix)[0, 0], **TOLERANCE)
     expected = s.x[0, 0, :, :10] @ s.op.weight.source.mT + s.op.bias.source
     torch.testing.assert_close(y[:, :7], expected, **TOLERANCE)
@@ -179,9 +186,9 @@ def test_backward(setting: tuple[LayoutName, int, int, int]) -> None:
     g = s.geometry
     module = LinearBackward(Layout(g), weigh=linear)
     sees, written = who(g.num_prefix, asks="text")
-    signal_alone = (torch.arange(g.dim_sim) < g.dim_aux).double()  # what stands beyond is the bias column's gradient
-    output = written * signal_alone * attend(module.attention, s.embed("backward", signal=s.dy), "backward", s, sees)
-    dx = decode(output[g.num_prefix :], s.names("backward"), g)["signal"]
+    value_alone = (torch.arange(g.dim_sim) < g.dim_aux).double()  # what stands beyond is the bias column's gradient
+    output = written * value_alone * attend(module.attention, s.embed({module.gradient: s.dy}), g, sees)
+    dx = output[g.num_prefix :, coordinates(module.input_gradient, g)]
     torch.testing.assert_close(dx, module(s.dy, s.prefix)[0, 0], **TOLERANCE)
     torch.testing.assert_close(dx[:, :10], s.dy[0, 0, :, :7] @ s.op.weight.source, **TOLERANCE)
     check_nothing_else_is_written(output, slice(g.num_prefix, None))
@@ -193,25 +200,14 @@ def test_descent(setting: tuple[LayoutName, int, int, int]) -> None:
     g = s.geometry
     module = LinearDescent(Layout(g), has_bias=True, learning_rate=RULE.learning_rate, weigh=linear)
     assert module.constant is not None
-    sequence = s.embed("descent", signal=s.dy, input=s.x + module.constant.value)
+    sequence = s.embed({module.gradient: s.dy, module.input: s.x + module.constant.value})
     sees, written = who(g.num_prefix, asks="prefix")
-    output = written * attend(module.attention, sequence, "descent", s, sees)
+    output = written * attend(module.attention, sequence, g, sees)
     after = (sequence + output)[: g.num_prefix, : g.stack * g.dim_slot]
     moved = module(s.dy, s.x, s.prefix)
     torch.testing.assert_close(after, prefix.tokens(moved, g)[0, 0], **TOLERANCE)
-    change = prefix.read(s.place, moved - s.prefix, g)
+    change = prefix.read(s.wired, moved - s.prefix, g)
     x, dy = s.x[0, 0, :, :10], s.dy[0, 0, :, :7]
     torch.testing.assert_close(change[s.op.weight], -RULE.learning_rate * dy.mT @ x, **TOLERANCE)
     torch.testing.assert_close(change[s.op.bias], -RULE.learning_rate * dy.sum(0), **TOLERANCE)
     check_nothing_else_is_written(output, slice(None, g.num_prefix))
-
-
-def test_a_descent_without_memory_cannot_be_wired() -> None:
-    """One slot holds the gradient and has no room for the input: regions are checked when they are filled."""
-    s = make_setting("lean", 1, 1, 1)
-    with pytest.raises(ValueError, match="2 regions do not fit an embedding of 1 slots"):
-        s.embed("descent", signal=s.dy, input=s.x)
-    with pytest.raises(ValueError, match="no region memory in this module; it has signal"):
-        s.embed("forward", memory=s.x)
-    with pytest.raises(ValueError, match="an embedding is 11 wide, not 12"):
-        decode(torch.zeros(3, 12), ("signal",), s.geometry)

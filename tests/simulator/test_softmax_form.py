@@ -19,12 +19,12 @@ import tintformer as tint
 from tintformer.auxiliary.ops import Linear, Weight
 from tintformer.simulator import prefix
 from tintformer.simulator.construction import SOFTMAX_EPSILONS
-from tintformer.simulator.geometry import Cut, Geometry
+from tintformer.simulator.geometry import Geometry
 from tintformer.simulator.layouts import Layout
 from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward
+from tintformer.simulator.pieces import Cut, PieceStream
 from tintformer.simulator.primitives.attention import Weigh, linear, linear_as_softmax
-from tintformer.simulator.tokens import cut_tokens
-from tintformer.simulator.wiring import Place
+from tintformer.simulator.wiring import WiredOp
 
 FORMS = ["printed", "pair"]
 RATIOS = {"printed": (1.6, 2.4), "pair": (3.2, 4.8)}
@@ -44,9 +44,9 @@ def linear_module(phase: str, g: Geometry, weigh: Weigh, dtype: torch.dtype) -> 
     weight, bias = Weight(name="w", source=randn(23, 10, seed=0)), Weight(name="b", source=randn(23, seed=1))
     into, out = Cut(10, 10), Cut(23, 10)
     op = Linear(name="layer", weight=weight, bias=bias)
-    tokens: Any = prefix.write(Place(op=op, into=into, out=out, keys=into, role="layer", block=0), g, dtype)
-    x = cut_tokens(randn(2, 6, 10, seed=2), into, g.dim_slot).data.to(dtype)
-    dy = cut_tokens(randn(2, 6, 23, seed=3), out, g.dim_slot).data.to(dtype)
+    tokens: Any = prefix.write(WiredOp(op=op, into=into, out=out, keys=into, role="layer", block=0), g, dtype)
+    x = PieceStream.of(randn(2, 6, 10, seed=2), into, g.dim_slot).data.to(dtype)
+    dy = PieceStream.of(randn(2, 6, 23, seed=3), out, g.dim_slot).data.to(dtype)
     layout = Layout(g)
     match phase:
         case "forward":

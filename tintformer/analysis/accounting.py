@@ -19,13 +19,20 @@ from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.ops import Activation, Attend, Linear, Norm, Product
 from tintformer.errors import TintError
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.simulator.modules.affine import DiagonalDescent
 from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward
+from tintformer.simulator.modules.norm import DiagonalDescent
 from tintformer.simulator.primitives.attention import Bias, Positional
-from tintformer.simulator.primitives.gate import FixedGate
-from tintformer.simulator.primitives.group_norm import GroupNorm
-from tintformer.simulator.primitives.linear_maps import Combine, Constant, DimensionWise, Narrow, SplitWise
-from tintformer.simulator.primitives.position import Distance, Rotate
+from tintformer.simulator.primitives.tokenwise import (
+    Combine,
+    Constant,
+    DimensionWise,
+    Distance,
+    FixedGate,
+    GroupNorm,
+    Narrow,
+    Rotate,
+    SplitWise,
+)
 from tintformer.simulator.regions import PHASES, Phase
 from tintformer.simulator.simulator import Simulator, build
 
@@ -143,8 +150,70 @@ def linear_forward_size(auxiliary: Auxiliary, **construction: Any) -> int:
     """Parameters of one linear forward module."""
     with torch.device("meta"):
         simulator = build(auxiliary, LearningRule(learning_rate=1e-4), **construction)
-    place = next(place for place in simulator.places.values() if isinstance(place.op, Linear) and place.block == 0)
-    return sum(parameter.numel() for parameter in simulator.modules_of(place.op).ahead.parameters())
+    first = next(each for each in simulator.wired.values() if isinstance(each.op, Linear) and each.block == 0)
+    return sum(parameter.numel() for parameter in simulator.modules_of(first.op).forward_module.parameters())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factor:
+    """One way to count the machinery, and what it contributes to the distance from the paper's count."""
+
+    count: str
+    linear: int
+    """Parameters of one linear forward module."""
+    total: int
+    smaller: float
+    """By which factor it is smaller than the row before."""
+
+
+def factors(auxiliary: Auxiliary, *, stack: int) -> list[Factor]:
+    """From the paper's formula to the default construction, one factor a row."""
+    formula = Formula.of(auxiliary.model.config, stack=stack)
+    with torch.device("meta"):
+        g = build(auxiliary, LearningRule(learning_rate=1e-4), layout="lean", stack=stack).geometry
+    # The paper's convention: every query, key, value and output has a split-wise and a dimension-wise map of full size,
+    # the first three a table of all positions. Here with the lean layout's padded width and its S' = S parts.
+    lean = Formula(dim_aux=g.dim_slot, num_layers=formula.num_layers, num_heads_aux=g.num_heads, stack=stack)
+    rows = [("the paper's formula", formula.linear, formula.total)]
+    for layout, tied, name in (
+        ("paper", False, "the paper's layout as constructed"),
+        ("lean", False, "lean: maps shared by all coordinates"),
+        ("lean", True, "lean, tied: one block for all layers"),
+    ):
+        size = linear_forward_size(auxiliary, layout=layout, stack=stack)
+        counted = count_parameters(auxiliary, layout=layout, stack=stack, tie_blocks=tied)
+        rows.append((name, size, counted.structural))
+    rows.insert(2, ("lean sizes by the paper's formula", lean.linear, lean.total))
+    before = [rows[0][2], *(total for _, _, total in rows)]
+    return [
+        Factor(count=name, linear=linear, total=total, smaller=last / total)
+        for (name, linear, total), last in zip(rows, before, strict=False)
+    ]
+
+
+NON_ZERO_LIMIT = 6_000_000
+"""Parameters of a linear module beyond which none is written out to be counted: it would take minutes."""
+
+
+def non_zero_share(auxiliary: Auxiliary, *, stack: int) -> float | None:
+    """The share of non-zero entries in the paper's layout, one block and the final norm; None where it is too large.
+
+    Each op's modules are constructed with their numbers, counted, and dropped.
+    """
+    if linear_forward_size(auxiliary, layout="paper", stack=stack) > NON_ZERO_LIMIT:
+        return None
+    with torch.device("meta"):
+        simulator = build(auxiliary, LearningRule(learning_rate=1e-4), layout="paper", stack=stack)
+    factory, seen, non_zero, entries = simulator.factory(simulator.geometry), set[int](), 0, 0
+    for wired in reversed(simulator.wired.values()):
+        modules = simulator.modules_of(wired.op)
+        if id(modules) not in seen:
+            seen.add(id(modules))
+            with torch.device("cpu"):
+                parameters = [each for each in factory.make(wired, None).parameters() if each.device.type == "cpu"]
+            non_zero += sum(int(each.count_nonzero()) for each in parameters)
+            entries += sum(each.numel() for each in parameters)
+    return non_zero / entries
 
 
 def _sums(simulator: Simulator) -> Counter[tuple[str, Phase, str]]:
@@ -158,14 +227,13 @@ def _sums(simulator: Simulator) -> Counter[tuple[str, Phase, str]]:
 def _modules(simulator: Simulator) -> Iterator[tuple[str, Phase, nn.Module]]:
     """Every module of the structure once, by the kind of its op and its direction."""
     seen: set[int] = set()
-    for place in simulator.places.values():
-        modules = simulator.modules_of(place.op)
+    for wired in simulator.wired.values():
+        modules = simulator.modules_of(wired.op)
         if id(modules) in seen:
             continue
         seen.add(id(modules))
-        for phase, module in zip(PHASES, (modules.ahead, modules.back, modules.descent), strict=True):
-            if module is not None:
-                yield KINDS[type(place.op)], phase, module
+        for phase, module in modules.by_phase().items():
+            yield KINDS[type(wired.op)], phase, module
     yield ENDS, "backward", simulator.loss_gradient.next_token
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tintformer.analysis.accounting import ENDS, KINDS, count
 from tintformer.analysis.head_roles import HeadWork, example, example_slots, head_work
-from tintformer.analysis.module_plan import plan
+from tintformer.analysis.inspection import plan
 from tintformer.analysis.paper_formula import Formula
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.errors import TintError
@@ -193,25 +193,28 @@ def _spans(mask: Tensor) -> list[tuple[int, int]]:
 
 
 def modules_figure(auxiliary: Auxiliary) -> Figure:
-    """The modules of the last block, and what they keep in which slot."""
+    """The modules of the last block, and what stands in which slot at first and at last."""
     last = len(auxiliary.blocks) - 1
     simulator = _built(auxiliary, layout="lean", tie_blocks=True)
-    ops = plan(simulator, lambda place: place.block == last)
+    ops = plan(simulator, lambda wired: wired.block == last)
     slots = simulator.geometry.slots
-    figure = _figure(WIDTH, 0.8 + 0.3 * len(ops))
+    figure = _figure(WIDTH, 0.8 + 0.42 * len(ops))
     panel = figure.subplots()
     panel.set_title(f"{auxiliary.name}: block {last}", loc="left")
     for row, op in enumerate(ops):
         panel.text(-0.15, row + 0.5, op.op.partition(".")[2].partition(".")[2], ha="right", va="center")
         for module in op.modules:
             left = PHASES.index(module.phase) * (slots + 0.5)
-            for slot in range(len(module.regions), slots):
-                _box(panel, left + slot, row + 0.08, 1, 0.84, "none", edge=GREY)
-            for region in module.regions:
-                colour = _REGION_COLOURS.get(region.name, PALE)
-                pieces = "" if region.pieces == 1 else f" x {region.pieces}"
-                text = "\n".join(wrap(region.name + pieces, 11))
-                _box(panel, left + region.slot, row + 0.08, 1, 0.84, colour, text, edge="black")
+            for slot in range(slots):
+                here = [region for region in module.regions if region.slot == slot and not region.beside]
+                if not here:
+                    _box(panel, left + slot, row + 0.08, 1, 0.84, "none", edge=GREY)
+                    continue
+                pieces = "" if here[0].pieces == 1 else f" x {here[0].pieces}"
+                last = "" if len(here) == 1 else f", then {here[-1].name}"
+                text = "\n".join(wrap(here[0].name + last + pieces, 14))
+                colour = _REGION_COLOURS.get(here[0].name, PALE)
+                _box(panel, left + slot, row + 0.08, 1, 0.84, colour, text, edge="black")
     for number, phase in enumerate(PHASES):
         left = number * (slots + 0.5)
         panel.text(left, -0.6, _DIRECTIONS[phase], weight="bold", va="bottom")
@@ -223,7 +226,7 @@ def modules_figure(auxiliary: Auxiliary) -> Figure:
     return figure
 
 
-_REGION_COLOURS = {"signal": SKY, "input": "#A6DBC8", "scale": "#F4D58D", "bias": "#F4D58D"}
+_REGION_COLOURS = {"gradient": SKY, "input": "#A6DBC8", "scale": "#F4D58D", "bias": "#F4D58D"}
 _DIRECTIONS = {"forward": "forward, downwards", "backward": "backward, upwards", "descent": "descent, beside it"}
 
 
@@ -281,7 +284,7 @@ def formula_counts(auxiliary: Auxiliary) -> dict[str, int]:
 
 def _constructed(auxiliary: Auxiliary, **construction: Any) -> dict[str, int]:
     simulator = _built(auxiliary, **construction)
-    none = dict.fromkeys((KINDS[type(place.op)] for place in simulator.places.values()), 0)
+    none = dict.fromkeys((KINDS[type(wired.op)] for wired in simulator.wired.values()), 0)
     rows = count(simulator).by_kind()
     return none | {row["module"]: row["total"] for row in rows if row["module"] != ENDS}
 

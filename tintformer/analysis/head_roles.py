@@ -17,7 +17,7 @@ from torch import Tensor
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator import prefix
 from tintformer.simulator.layouts import Layout
-from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward, by_heads, from_heads
+from tintformer.simulator.modules.linear import by_heads, from_heads
 from tintformer.simulator.primitives.attention import Attention, Joined, Port
 from tintformer.simulator.simulator import Simulator, build
 
@@ -51,7 +51,7 @@ def example_slots(layout: str) -> tuple[Int[Tensor, "K S Dslot"], Int[Tensor, "K
 
 def _example_prefix(layout: str) -> Tensor:
     simulator = example(layout)
-    tokens = simulator.prefix_of(simulator.places[OP].op)
+    tokens = simulator.prefix_of(simulator.wired[OP].op)
     assert tokens is not None
     return tokens
 
@@ -81,11 +81,10 @@ class HeadWork:
 def head_work(layout: str) -> list[HeadWork]:
     """Forward, backward and descent of the example's linear module, from the weights of their factors."""
     simulator = example(layout)
-    modules = simulator.modules_of(simulator.places[OP].op)
+    modules = simulator.modules_of(simulator.wired[OP].op)
     maps = Layout(simulator.geometry)
-    assert isinstance(modules.ahead, LinearForward)
-    assert isinstance(modules.back, LinearBackward) and isinstance(modules.descent, LinearDescent)
-    ahead, back, descent = modules.ahead.attention, modules.back.attention, modules.descent.attention
+    ahead, back, descent = (module.attention for module in modules.by_phase().values())
+    assert isinstance(ahead, Attention) and isinstance(back, Attention) and isinstance(descent, Attention)
     block = _blocks(layout)
     every_part = torch.eye(simulator.geometry.head_dim, dtype=torch.float64)
     return [
@@ -118,9 +117,9 @@ def head_work(layout: str) -> list[HeadWork]:
 
 def _seen(port: Port | Joined, maps: Layout) -> Bool[Tensor, "H Dslot"]:
     """The coordinates of its region that a port brings to each head: each is sent alone."""
-    assert isinstance(port, Port) and port.reads is not None
+    assert isinstance(port, Port)
     alone = torch.eye(maps.geometry.dim_slot, dtype=torch.float64)[None, None]
-    heads = port({port.reads: by_heads(alone, maps)})
+    heads = port({port.reads[0]: by_heads(alone, maps)})
     return (heads != 0).any(-1)[0, 0, :, 0]
 
 

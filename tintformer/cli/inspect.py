@@ -30,8 +30,7 @@ from tintformer.errors import InputError, LoadError
 if TYPE_CHECKING:
     import torch
 
-    from tintformer.analysis.module_plan import Keep
-    from tintformer.analysis.observe import Observation
+    from tintformer.analysis.inspection import Keep, Observation
     from tintformer.auxiliary.description import Auxiliary
     from tintformer.learning.rate_selection import RateChoice
     from tintformer.rule.learning_rule import LearningRule
@@ -64,7 +63,7 @@ class View:
         if self.block is not None and not 0 <= self.block < num_blocks:
             raise InputError(f"--block {self.block}: {auxiliary.name} has the blocks 0 to {num_blocks - 1}")
         shown = (None, num_blocks - 1) if self.block is None else (self.block,)
-        return lambda place: self.everything or place.block in shown
+        return lambda wired: self.everything or wired.block in shown
 
     def token_of(self, num_tokens: int, num_train: int) -> int:
         """The text token to show: as asked for, or the last one that predicts a training target."""
@@ -113,7 +112,8 @@ def inspect(
 ) -> None:
     """Show how a model's simulator is laid out: modules, regions, heads, prefix tokens, parameters.
 
-    With a text, or --values, the pass runs, and the stream is decoded back into named quantities, module by module.
+    With a text, or --values, the pass runs, and the values that stand in the declared regions of each module when it
+    runs are shown: what it is given, what it makes on the way, what it returns. There is no single stream to decode.
     """
     knobs = construction_knobs(layout=layout, stack=stack, untied=untied, attention=attention)
     view = View(block=block, everything=everything, token=token, prefix_token=prefix_token, first=first)
@@ -222,7 +222,7 @@ def draw_figures(directory: Path, model: str, dtype: str) -> Record:
 
 def plan_record(simulator: Simulator, view: View, choice: RateChoice | None) -> Record:
     """The identity of a simulator, its sizes and the plan of what is shown."""
-    from tintformer.analysis.module_plan import plan
+    from tintformer.analysis.inspection import plan
 
     g = simulator.geometry
     sizes = ("dim_aux", "dim_slot", "slots", "dim_sim", "stack", "shards", "num_prefix", "num_heads", "head_dim")
@@ -241,8 +241,7 @@ def run_and_observe(subject: Subject, content: str, tokens: int, split: Split, v
     """The plan, and what stood in the regions of every module while the pass ran on a text."""
     import torch
 
-    from tintformer.analysis.observe import observe
-    from tintformer.execution.batch import Batch
+    from tintformer.analysis.inspection import observe
     from tintformer.learning.text import encode, find_tokenizer
 
     loaded = subject.load()
@@ -254,8 +253,7 @@ def run_and_observe(subject: Subject, content: str, tokens: int, split: Split, v
     train_mask = torch.arange(num_tokens)[None] < num_train
     simulator, choice = subject.settle(loaded, input_ids, train_mask)
     plan = plan_record(simulator, view, choice)
-    batch = Batch.of(simulator.auxiliary, input_ids, train_mask=train_mask)
-    observations, moved = observe(simulator, batch, view.keep(simulator.auxiliary))
+    observations, moved = observe(simulator, input_ids, view.keep(simulator.auxiliary), train_mask=train_mask)
     return {
         **plan,
         "text": {
@@ -264,17 +262,15 @@ def run_and_observe(subject: Subject, content: str, tokens: int, split: Split, v
             "token": shown,
             "token_text": encoded.tokens[shown],
         },
-        "observations": [observation_record(simulator, each, shown, view.first) for each in observations],
+        "observations": [observation_record(each, shown, view.first) for each in observations],
         "moved": {name: finite(_rms(change)) for name, change in moved.items()},
     }
 
 
-def observation_record(simulator: Simulator, observation: Observation, token: int, first: int) -> Record:
+def observation_record(observation: Observation, token: int, first: int) -> Record:
     """What one module had in its regions; numbers of the token alone, none where it took no part."""
-    from tintformer.analysis.module_plan import region_table
-
     rows: list[Record] = []
-    for region in region_table(simulator, simulator.places[observation.op], observation.phase):
+    for region in observation.regions:
         row = asdict(region) | {"shape": None, "rms": None, "first": []}
         if region.name in observation.values:
             value = observation.values[region.name]

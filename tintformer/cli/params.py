@@ -47,8 +47,8 @@ def params(
 
 
 def count(model: str, *, layout: str | None = None, stack: int = 4) -> dict[str, Any]:
-    """Everything that the command prints: the paper's formula, the construction, the strategies."""
-    from tintformer.analysis.accounting import count_parameters, linear_forward_size
+    """Everything that the command prints: the paper's formula, the construction, what sets them apart, strategies."""
+    from tintformer.analysis.accounting import count_parameters, factors, linear_forward_size, non_zero_share
     from tintformer.analysis.paper_formula import Formula
     from tintformer.analysis.strategies import strategies
     from tintformer.storage.configs import meta_auxiliary, read_config
@@ -71,6 +71,8 @@ def count(model: str, *, layout: str | None = None, stack: int = 4) -> dict[str,
         "symbols": _symbols(formula),
         "formula": [asdict(row) for row in formula.rows()],
         "constructed": [_constructed(counts) for counts in counted],
+        "factors": [asdict(row) for row in factors(auxiliary, stack=stack)],
+        "non_zero_in_paper_layout": None if layout == "lean" else non_zero_share(auxiliary, stack=stack),
         "strategies": [
             asdict(row) for row in strategies(formula.dim_aux, paper_linear=formula.linear, lean_linear=lean)
         ],
@@ -119,6 +121,11 @@ def _print_tables(counts: dict[str, Any]) -> None:
             print("constructed minus formula, reason by reason:")
             for reason, number in built["differences_from_formula"].items():
                 print(f"{number:>+16,}  {reason}")
+    steps = [{**row, "smaller": f"{row['smaller']:.2f} x"} for row in counts["factors"]]
+    title = "from the paper's count to ours: one linear forward module, all machinery, smaller than the row before"
+    print_table(_with_numbers(steps, lambda number: f"{number:,}"), title=title)
+    if (share := counts["non_zero_in_paper_layout"]) is not None:
+        print(f"non-zero in the paper's layout as constructed: {share:.2%} of the entries")
     width = f"one inner product of width {symbols['dim_aux']}"
     print_table(_with_numbers(counts["strategies"], lambda number: f"{number:,}"), title=width)
 

@@ -162,7 +162,7 @@ def _rebuild_auxiliary(config: dict[str, Any], tensors: dict[str, Tensor], path:
     except (TintError, AttributeError) as error:
         raise LoadError(f"cannot rebuild the auxiliary of {path}: {error}") from error
     for name, tensor in _state(model).items():
-        tensor.data = stored[name]  # with its own number format, which a conversion may have given a buffer
+        tensor.data = stored[name]  # with its own dtype, which a conversion may have given a buffer
     model.eval()
     return describe(model, check_model(model, config["name"]), config["name"])
 

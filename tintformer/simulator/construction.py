@@ -39,7 +39,7 @@ class Construction:
     softmax_form: SoftmaxForm = "pair"
     """`printed`: the paper's form. `pair`: two softmaxes at +epsilon and -epsilon, exact to a higher order."""
     softmax_epsilon: float | None = None
-    """Step of the softmax forms; None: the best measured for the number format."""
+    """Step of the softmax forms; None: the best measured for the dtype."""
     transposition: Transposition = "scores"
     """How the backward attention gets at transposed scores: as a feature of attention (`scores`), or by storing them
     in the tokens and reading them back (`stored`), where the training part fits a head."""

@@ -31,10 +31,21 @@ class Geometry:
     dim_aux: int
     stack: int
     shards: int
-    slots: int
-    """Named regions in a token's embedding: the stack, or more where a small stack leaves too little memory."""
-    max_tokens: int
-    """Text positions that the paper's layout gives a one-hot vector of their own."""
+    slots: int = 0
+    """Slots of a token's embedding; 0 is the default, the larger of stack, shards and 2. Modules may need more."""
+    max_tokens: int = 2048
+    """Text positions that the paper's layout gives a one-hot vector of their own; 2048 in the paper's table."""
+
+    def __post_init__(self) -> None:
+        if min(self.dim_aux, self.stack, self.shards) < 1:
+            raise InputError(f"dim_aux={self.dim_aux}, stack={self.stack} and shards={self.shards} must be at least 1")
+        if self.layout == "lean" and self.shards != self.stack:
+            raise InputError(
+                f"layout='lean' reads a row in as many parts as it stacks rows: shards={self.shards} must be "
+                f"stack={self.stack}, or use layout='paper'"
+            )
+        # The paper's figure of a linear layer (S = 2, S' = 3) has D_sim = 3 D: room for S' partial sums of every row.
+        object.__setattr__(self, "slots", self.slots or max(self.stack, self.shards, 2))
 
     @property
     def dim_slot(self) -> int:
@@ -54,30 +65,17 @@ class Geometry:
         return self.dim_slot // self.shards
 
     @property
+    def row_dim(self) -> int:
+        """Width of a head that holds one number a prefix token: K, or d where that is larger."""
+        return max(self.head_dim, self.num_prefix)
+
+    @property
     def num_heads(self) -> int:
         return self.stack * self.shards
 
 
-@dataclass(frozen=True)
-class Cut:
-    """How a value of any width is cut into pieces that fit a slot: `step` coordinates each, the last maybe fewer."""
-
-    width: int
-    step: int
-
-    @property
-    def count(self) -> int:
-        return -(-self.width // self.step)
-
-
-def groups_in_pieces(cut: Cut, size: int) -> list[int]:
-    """How many groups of that size each piece holds; the last piece may hold fewer."""
-    num_groups, in_piece = cut.width // size, max(1, cut.step // size)
-    return [min(in_piece, num_groups - piece * in_piece) for piece in range(cut.count)]
-
-
-def derive(auxiliary: Auxiliary, *, layout: LayoutName, stack: int, slots: int) -> Geometry:
-    """The geometry for an auxiliary; `slots` is what its modules need at least."""
+def derive(auxiliary: Auxiliary, *, layout: LayoutName, stack: int) -> Geometry:
+    """The geometry for an auxiliary; its modules may need more slots."""
     if layout not in ("lean", "paper"):
         raise InputError(f"layout={layout!r} is unknown; choose lean or paper")
     if isinstance(stack, bool) or not isinstance(stack, int) or stack < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -94,7 +92,7 @@ def derive(auxiliary: Auxiliary, *, layout: LayoutName, stack: int, slots: int) 
         dim_aux=width,
         stack=stack,
         shards=stack if layout == "lean" else max(1, min(stack, num_heads // stack)),
-        slots=max(stack, slots),
+        slots=stack,
         max_tokens=auxiliary.max_positions or 2048,
     )
 

@@ -7,18 +7,22 @@ q of its coordinates. Two maps and their transposes say all that linear modules 
     rows      head (s, q) gets the coordinates s K .. s K + K - 1     (every part of slot s sees that slot's outputs)
 
 Lean: S' = S and d = K, so that part s of the signal IS the rows of slot s, and each map is one H x S' matrix for all
-coordinates. Paper: S' may be smaller; every map is a product of split-wise and dimension-wise factors of full size.
+coordinates. Paper: S' is any number; every map is a product of split-wise and dimension-wise factors of full size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tintformer.errors import InputError
 from tintformer.simulator.geometry import Geometry
 from tintformer.simulator.primitives.attention import Port, Positional
-from tintformer.simulator.primitives.linear_maps import Constant, DimensionWise, SplitWise
+from tintformer.simulator.primitives.tokenwise import Constant, DimensionWise, SplitWise
+from tintformer.simulator.regions import PREFIX, Region, Regions
 
 Factors = list[DimensionWise | SplitWise]
 
@@ -32,37 +36,36 @@ class Layout:
 
     # Ports: what queries, keys and values are made of.
 
-    def columns(self, region: str, slot: int, *, factor: float = 1.0) -> Port:
+    def columns(self, region: Region, *, factor: float = 1.0) -> Port:
         """Every slot sees the region."""
         g = self.geometry
-        self._check(region, slot)
         copy = factor * torch.eye(g.shards, dtype=torch.float64).repeat(g.stack, 1)
-        return self._port(region, slot, [self._mix_from(slot, copy)], split_first=True)
+        if self.lean:
+            return Port(region, factors=[DimensionWise(copy[None])])
+        split = self._identity_split(g.slots * g.shards)
+        return self._port(region, [split, self._from_slot(copy.repeat(g.head_dim, 1, 1), region.slot)], g.head_dim)
 
-    def rows(self, region: str, slot: int) -> Port:
+    def rows(self, region: Region) -> Port:
         """Every part of slot s sees the coordinates of the region that are the rows of slot s."""
         g = self.geometry
-        self._check(region, slot)
-        pick = torch.eye(g.stack, dtype=torch.float64).repeat_interleave(g.shards, 0)
         if self.lean:
-            return self._port(region, slot, [self._mix_from(slot, pick)])
+            pick = torch.eye(g.stack, dtype=torch.float64).repeat_interleave(g.shards, 0)
+            return Port(region, factors=[DimensionWise(pick[None])])
         place, shift, copy = self._row_maps()
-        return self._port(region, slot, [self._widen(place, slot), SplitWise(shift), DimensionWise(copy)])
+        factors: Factors = [self._from_slot(place, region.slot), SplitWise(shift), DimensionWise(copy)]
+        return self._port(region, factors, g.row_dim)
 
-    def content(self, region: str) -> Port:
+    def content(self) -> Port:
         """Prefix tokens as they are."""
-        g = self.geometry
         if self.lean:
-            return Port(reads=region)
-        return Port(
-            reads=region, factors=[self._identity_split(g.num_heads), self._identity_mix()], idle=self._tables()
-        )
+            return Port(PREFIX)
+        return Port(PREFIX, factors=self.to_prefix(), idle=self._tables(self.geometry.head_dim))
 
     def position(self) -> Port:
         """A one-hot vector for every prefix token of a piece, in every head."""
         g = self.geometry
         rows = g.num_prefix if self.lean else g.num_prefix + g.max_tokens
-        table = torch.zeros(rows, g.head_dim, dtype=torch.float64)
+        table = torch.zeros(rows, g.row_dim, dtype=torch.float64)
         table[: g.num_prefix, : g.num_prefix] = torch.eye(g.num_prefix, dtype=torch.float64)
         switches = torch.ones(1 if self.lean else g.num_heads, dtype=torch.float64)
         idle = [] if self.lean else [self._identity_split(g.num_heads, 0.0), self._identity_mix(0.0)]
@@ -76,7 +79,7 @@ class Layout:
             pick = torch.eye(g.stack, dtype=torch.float64).repeat_interleave(g.shards, 0)
             return [DimensionWise(pick.mT[None].clone())]
         place, shift, copy = self._row_maps()
-        back = self._widen(place, 0).weight.mT.clone()
+        back = self._from_slot(place, 0).weight.mT.clone()
         return [DimensionWise(copy.mT.clone()), SplitWise(shift.mT.clone()), DimensionWise(back)]
 
     def from_columns(self) -> Factors:
@@ -97,26 +100,13 @@ class Layout:
         one[self.geometry.dim_aux] = 1
         return Constant(one)
 
-    def _check(self, region: str, slot: int) -> None:
-        """A region must lie inside of the embedding."""
-        if slot >= self.geometry.slots:
-            raise InputError(f"region {region!r} needs slot {slot}, but an embedding has {self.geometry.slots} slots")
-
     # The paper's factors.
 
-    def _port(self, region: str, slot: int, factors: Factors, *, split_first: bool = False) -> Port:
-        if self.lean:
-            return Port(reads=region, factors=factors)
-        g = self.geometry
-        split: Factors = [self._identity_split(g.slots * g.shards)] if split_first else []
-        return Port(reads=region, first_head=slot * g.shards, factors=[*split, *factors], idle=self._tables())
+    def _port(self, region: Region, factors: Factors, width: int) -> Port:
+        first_head = region.slot * self.geometry.shards
+        return Port(region, first_head=first_head, factors=factors, idle=self._tables(width))
 
-    def _mix_from(self, slot: int, matrix: Tensor) -> DimensionWise:
-        if self.lean:
-            return DimensionWise(matrix[None])
-        return self._widen(matrix.repeat(self.geometry.head_dim, 1, 1), slot)
-
-    def _widen(self, matrix: Tensor, slot: int) -> DimensionWise:
+    def _from_slot(self, matrix: Tensor, slot: int) -> DimensionWise:
         """The same map read from one slot of a whole embedding; the columns of the other slots are zero."""
         g = self.geometry
         full = torch.zeros(g.head_dim, g.num_heads, g.slots * g.shards, dtype=torch.float64)
@@ -130,25 +120,52 @@ class Layout:
         g = self.geometry
         return DimensionWise(factor * torch.eye(g.num_heads, dtype=torch.float64).repeat(g.head_dim, 1, 1))
 
-    def _tables(self) -> list[Positional]:
+    def _tables(self, width: int) -> list[Positional]:
         """The positional term that every port of the paper has, switched off."""
         g = self.geometry
-        table = torch.zeros(g.num_prefix + g.max_tokens, g.head_dim, dtype=torch.float64)
+        table = torch.zeros(g.num_prefix + g.max_tokens, width, dtype=torch.float64)
         return [Positional(table, torch.zeros(g.num_heads, dtype=torch.float64), used=0)]
 
     def _row_maps(self) -> tuple[Tensor, Tensor, Tensor]:
-        """`rows` in three factors: bring coordinate i to head (i // K, 0), shift it to place i % K, copy to all parts.
+        """`rows` in three factors: coordinate i goes to head (i // K, i // d), moves to place i % K, and to all parts.
 
-        Two coordinates of one slot never meet in a place of a head, because K <= d.
+        A map across heads keeps a coordinate where it is within its head, so coordinates of one slot that stand at the
+        same place of different parts need heads of their own: head (s, q) answers for part q of the signal. Where the
+        prefix is longer than a part is wide (K > d, as in the paper's figure), heads are K wide behind the shift.
         """
         g = self.geometry
         place = torch.zeros(g.head_dim, g.num_heads, g.shards, dtype=torch.float64)
-        shift = torch.zeros(g.num_heads, g.head_dim, g.head_dim, dtype=torch.float64)
+        shift = torch.zeros(g.num_heads, g.row_dim, g.head_dim, dtype=torch.float64)
         i = torch.arange(g.dim_slot)
         part, coordinate, slot, row = i // g.head_dim, i % g.head_dim, i // g.num_prefix, i % g.num_prefix
-        place[coordinate, slot * g.shards, part] = 1
-        shift[slot * g.shards, row, coordinate] = 1
-        copy = torch.zeros(g.num_heads, g.num_heads, dtype=torch.float64)
-        for head in range(g.num_heads):
-            copy[head, head // g.shards * g.shards] = 1
-        return place, shift, copy.repeat(g.head_dim, 1, 1)
+        place[coordinate, slot * g.shards + part, part] = 1
+        shift[slot * g.shards + part, row, coordinate] = 1
+        every_part = torch.ones(g.shards, g.shards, dtype=torch.float64)
+        copy = torch.block_diag(*[every_part] * g.stack)
+        return place, shift, copy.repeat(g.row_dim, 1, 1)
+
+
+class Module(nn.Module):
+    """An op in one direction: declares its regions, and wires primitives to them."""
+
+    def __init__(self, layout: Layout):
+        super().__init__()
+        self.layout, self.regions = layout, Regions(layout.geometry)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Every part comes by here, so this is where a port that reads anything else than a declared region is refused.
+        if isinstance(value, nn.Module) and not isinstance(value, Module):
+            for region in _regions_read(value):
+                if region != PREFIX and region not in self.regions.declared:
+                    declared = ", ".join(each.name for each in self.regions.declared)
+                    raise InputError(f"a port reads region {region.name!r}; the module has declared {declared}")
+        super().__setattr__(name, value)
+
+
+def _regions_read(part: nn.Module) -> Iterator[Region]:
+    """What the ports of a part read; a module inside of another has regions of its own."""
+    if isinstance(part, Port):
+        yield from part.reads
+    for child in part.children():
+        if not isinstance(child, Module):
+            yield from _regions_read(child)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 from tintformer.auxiliary.ops import Activation, Attend, Linear, Norm, Product
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.rule.trainable import trained_weights
-from tintformer.simulator.layouts import Layout
+from tintformer.simulator.layouts import Layout, Module
 from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward
 from tintformer.simulator.modules.norm import NormBackward, NormDescent, NormForward
 from tintformer.simulator.modules.pointwise import (
@@ -24,21 +24,27 @@ from tintformer.simulator.modules.pointwise import (
 )
 from tintformer.simulator.modules.self_attention import AttentionBackward, AttentionForward, Transposition
 from tintformer.simulator.primitives.attention import Weigh
-from tintformer.simulator.wiring import Place, Placed
+from tintformer.simulator.regions import PHASES, Phase
+from tintformer.simulator.wiring import ModuleOp, WiredOp
 
 
-class Modules(nn.Module):
+class OpModules(nn.Module):
     """The modules of an op: forward, and backward and descent where the rule trains it."""
 
-    def __init__(self, ahead: nn.Module):
+    def __init__(self, forward_module: Module):
         super().__init__()
-        self.ahead = ahead
-        self.back: nn.Module | None = None
-        self.descent: nn.Module | None = None
+        self.forward_module = forward_module
+        self.backward_module: Module | None = None
+        self.descent_module: Module | None = None
+
+    def by_phase(self) -> dict[Phase, Module]:
+        """The modules that there are."""
+        modules = zip(PHASES, (self.forward_module, self.backward_module, self.descent_module), strict=True)
+        return {phase: module for phase, module in modules if module is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Maker:
+class ModuleFactory:
     """Makes the modules of one op after the other."""
 
     layout: Layout
@@ -51,68 +57,67 @@ class Maker:
 
     @property
     def tiny(self) -> float:
-        """The smallest normal number of the number format: the length of a zero vector."""
+        """The smallest normal number of the dtype: the length of a zero vector."""
         return torch.finfo(self.dtype).tiny
 
-    def make(self, place: Place, shared: Modules | None) -> Modules:
+    def make(self, wired: WiredOp, shared: OpModules | None) -> OpModules:
         """The modules of an op; what ops of the same role have made already is shared, what it lacks is added."""
-        trained = place.role.startswith("final") if place.block is None else place.block >= self.first_trained
-        modules = Modules(self._forward(place)) if shared is None else shared
-        if trained and modules.back is None and receives_gradient(place.op, self.rule):
-            modules.back = self._backward(place)
-        if trained and modules.descent is None:
-            modules.descent = self._descent(place)
+        trained = wired.role.startswith("final") if wired.block is None else wired.block >= self.first_trained
+        modules = OpModules(self._forward(wired)) if shared is None else shared
+        if trained and modules.backward_module is None and receives_gradient(wired.op, self.rule):
+            modules.backward_module = self._backward(wired)
+        if trained and modules.descent_module is None:
+            modules.descent_module = self._descent(wired)
         return modules.to(self.dtype)
 
-    def _forward(self, place: Place) -> nn.Module:
-        match place.op:
+    def _forward(self, wired: WiredOp) -> Module:
+        match wired.op:
             case Linear() as op:
                 return LinearForward(self.layout, has_bias=op.bias is not None, weigh=self.weigh)
             case Norm() as op:
-                return NormForward(op, place.into, self.layout, self.weigh)
+                return NormForward(op, wired.into, self.layout, self.weigh)
             case Activation() as op:
-                return ActivationForward(op)
+                return ActivationForward(op, self.layout)
             case Product():
-                return ProductForward()
+                return ProductForward(self.layout)
             case Attend() as op:
-                return AttentionForward(op, (place.into, place.keys), self.layout)
+                return AttentionForward(op, (wired.into, wired.keys), self.layout)
 
-    def _backward(self, place: Place) -> nn.Module:
-        dim_slot = self.layout.geometry.dim_slot
-        match place.op:
+    def _backward(self, wired: WiredOp) -> Module:
+        match wired.op:
             case Linear():
                 return LinearBackward(self.layout, weigh=self.weigh)
             case Norm() as op:
-                return NormBackward(op, place.into, self.layout, self.rule, self.weigh, self.tiny)
+                return NormBackward(op, wired.into, self.layout, self.rule, self.weigh, self.tiny)
             case Activation() as op:
-                return ActivationBackward(op, place.into, dim_slot, self.rule, self.tiny)
+                return ActivationBackward(op, wired.into, self.layout, self.rule, self.tiny)
             case Product():
-                return ProductBackward()
+                return ProductBackward(self.layout)
             case Attend() as op:
-                cuts = place.into, place.keys
+                cuts = wired.into, wired.keys
                 return AttentionBackward(op, cuts, self.layout, self.rule, self.weigh, self.tiny, self.transposition)
 
-    def _descent(self, place: Place) -> nn.Module | None:
-        op, rate = place.op, self.rule.learning_rate
+    def _descent(self, wired: WiredOp) -> Module | None:
+        op, rate = wired.op, self.rule.learning_rate
         free = trained_weights(self.rule, op)
         if not free:
             return None
         if isinstance(op, Linear):
             return LinearDescent(self.layout, has_bias=op.bias is not None, learning_rate=rate, weigh=self.weigh)
         assert isinstance(op, Norm), f"{op.name} has no parameters"
-        return NormDescent(op, place.into, self.layout, self.rule, self.weigh, moves_scale=op.scale in free)
+        return NormDescent(op, wired.into, self.layout, self.rule, self.weigh, moves_scale=op.scale in free)
 
 
-def receives_gradient(op: Placed, rule: LearningRule) -> bool:
+def receives_gradient(op: ModuleOp, rule: LearningRule) -> bool:
     """Whether a gradient ever arrives: not at queries and keys where the scores are constants."""
     behind_scores = isinstance(op, Linear | Norm) and op.group == "query_key"
     return not (behind_scores and rule.attention_gradient == "value")
 
 
-def signature(place: Place, rule: LearningRule) -> tuple[Any, ...]:
+def signature(wired: WiredOp, rule: LearningRule) -> tuple[Any, ...]:
     """What the modules of an op depend on besides its role: ops of one role and signature share them."""
-    op = place.op
-    cuts = (place.into, place.out, place.keys)
+    op = wired.op
+    cuts = (wired.into, wired.out, wired.keys)
     match op:
         case Linear():
             # The pieces of any cut share one module.
@@ -133,23 +138,31 @@ def signature(place: Place, rule: LearningRule) -> tuple[Any, ...]:
 class Structure:
     """All modules by name, and the name of each op's."""
 
-    modules: dict[str, Modules]
+    modules: dict[str, OpModules]
     keys: dict[str, str]
 
 
-def make_structure(maker: Maker, places: Iterable[Place], *, tie_blocks: bool) -> Structure:
+def make_structure(factory: ModuleFactory, ops: Iterable[WiredOp], *, tie_blocks: bool) -> Structure:
     """Modules for every op; tied, those of one block serve all."""
     structure = Structure(modules={}, keys={})
     names: dict[tuple[Any, ...], str] = {}
-    for place in places:
-        role = re.sub(r"^blocks\.\d+", "block", place.role) if tie_blocks else place.role
-        identity = role, signature(place, maker.rule)
+    for wired in ops:
+        role = re.sub(r"^blocks\.\d+", "block", wired.role) if tie_blocks else wired.role
+        identity = role, signature(wired, factory.rule)
         if identity not in names:
             number = 1 + sum(other == role for other, _ in names)
             names[identity] = module_name(role if number == 1 else f"{role}.{number}")
-        name = structure.keys[place.op.name] = names[identity]
-        structure.modules[name] = maker.make(place, structure.modules.get(name))
+        name = structure.keys[wired.op.name] = names[identity]
+        structure.modules[name] = factory.make(wired, structure.modules.get(name))
     return structure
+
+
+def num_slots(factory: ModuleFactory, ops: Iterable[WiredOp]) -> int:
+    """The slots that the widest module needs: all are built once, on shapes alone, in an embedding without end."""
+    endless = replace(factory.layout.geometry, layout="lean", shards=factory.layout.geometry.stack, slots=2**20)
+    with torch.device("meta"):
+        modules = make_structure(replace(factory, layout=Layout(endless)), ops, tie_blocks=True).modules
+    return max(module.regions.needed for each in modules.values() for module in each.by_phase().values())
 
 
 def module_name(name: str) -> str:

@@ -13,47 +13,48 @@ from torch import Tensor
 from torch.nn import functional
 
 from tintformer.auxiliary.ops import Linear, Norm, Weight
-from tintformer.simulator.geometry import Cut, Geometry, groups_in_pieces
-from tintformer.simulator.wiring import Place
+from tintformer.simulator.geometry import Geometry
+from tintformer.simulator.pieces import Cut, groups_in_pieces
+from tintformer.simulator.wiring import WiredOp
 
 Prefix = Float[Tensor, "1 N H M K d"]
 
 
-def write(place: Place, geometry: Geometry, dtype: torch.dtype) -> Tensor | None:
+def write(wired: WiredOp, geometry: Geometry, dtype: torch.dtype) -> Tensor | None:
     """The prefix of an op with weights; None for the others."""
-    match place.op:
+    match wired.op:
         case Linear():
-            bias = None if place.op.bias is None else place.op.bias.read().to(dtype)
-            return _matrix(place.op.weight.read().to(dtype), bias, place.into, place.out, geometry)
+            bias = None if wired.op.bias is None else wired.op.bias.read().to(dtype)
+            return _matrix(wired.op.weight.read().to(dtype), bias, wired.into, wired.out, geometry)
         case Norm():
-            rows = [_tiled(value.to(dtype), place, geometry) for value in _norm_values(place.op)]
+            rows = [_tiled(value.to(dtype), wired, geometry) for value in _norm_values(wired.op)]
             if not rows:
                 return None
             if geometry.layout == "lean":
                 return torch.stack(rows, dim=1)[None, :, None, None]
-            return _diagonal(place.op, rows, geometry)
+            return _diagonal(wired.op, rows, geometry)
         case _:
             return None
 
 
-def read(place: Place, prefix: Prefix, geometry: Geometry) -> dict[Weight, Tensor]:
+def read(wired: WiredOp, prefix: Prefix, geometry: Geometry) -> dict[Weight, Tensor]:
     """The weights that a prefix (or a difference of two, or one row of a batch of them) holds."""
-    match place.op:
+    match wired.op:
         case Linear():
-            matrix, bias = _pieces(prefix, geometry), place.op.bias
-            into, out = place.into, place.out
+            matrix, bias = _pieces(prefix, geometry), wired.op.bias
+            into, out = wired.into, wired.out
             weight = matrix[:, :, : out.step, : into.step].permute(0, 2, 1, 3).reshape(out.count * out.step, -1)
-            result = {place.op.weight: weight[: out.width, : into.width]}
+            result = {wired.op.weight: weight[: out.width, : into.width]}
             if bias is not None:
                 result[bias] = matrix[:, 0, : out.step, geometry.dim_aux].reshape(-1)[: out.width]
             return result
         case Norm():
             if geometry.layout == "lean":
-                rows = dict(zip(_norm_weights(place.op), prefix[0, 0, 0, 0], strict=True))
+                rows = dict(zip(_norm_weights(wired.op), prefix[0, 0, 0, 0], strict=True))
             else:
                 matrix = _pieces(prefix, geometry)[0, 0]
-                named = {place.op.scale: matrix.diagonal(), place.op.bias: matrix[:, geometry.dim_aux]}
-                rows = {weight: named[weight] for weight in _norm_weights(place.op)}
+                named = {wired.op.scale: matrix.diagonal(), wired.op.bias: matrix[:, geometry.dim_aux]}
+                rows = {weight: named[weight] for weight in _norm_weights(wired.op)}
             return {weight: row[: weight.source.shape[0]] for weight, row in rows.items()}
         case _:
             return {}
@@ -100,10 +101,10 @@ def _norm_values(op: Norm) -> list[Tensor]:
     ]
 
 
-def _tiled(value: Float[Tensor, " size"], place: Place, geometry: Geometry) -> Float[Tensor, "N Dslot"]:
+def _tiled(value: Float[Tensor, " size"], wired: WiredOp, geometry: Geometry) -> Float[Tensor, "N Dslot"]:
     """A copy of the value for every group of every piece."""
-    rows = value.new_zeros(place.into.count, geometry.dim_slot)
-    for row, num_groups in zip(rows, groups_in_pieces(place.into, len(value)), strict=True):
+    rows = value.new_zeros(wired.into.count, geometry.dim_slot)
+    for row, num_groups in zip(rows, groups_in_pieces(wired.into, len(value)), strict=True):
         row[: num_groups * len(value)] = value.repeat(num_groups)
     return rows
 

@@ -1,97 +1,105 @@
-"""Named regions of a token's embedding: what each module keeps in which slot.
+"""Regions: the named quantities of a module, and where they stand in an embedding. They are declared by the module.
 
-A region is a slot of D~ coordinates. Names are bound to slots in the order given here; a module whose regions do not
-fit the embedding cannot be wired. The table also decodes an embedding back into named quantities.
+An embedding has slots of D~ coordinates. A module declares what it reads, what it makes on the way and what it writes;
+each declaration takes the lowest slots that are free, and gives them back once the quantity is no longer needed. Ports
+read declared regions alone, and a module whose regions do not fit the embedding cannot be built. Tables, printer,
+figures and the number of slots are derived from the declarations of built modules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal
 
-from jaxtyping import Float
-from torch import Tensor, cat, zeros_like
+from torch import nn
 
-from tintformer.auxiliary.ops import Activation, Attend, Linear, Norm, Product
 from tintformer.errors import InputError
-from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator.geometry import Geometry
-from tintformer.simulator.wiring import Place
 
 Phase = Literal["forward", "backward", "descent"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "descent")
-
-_DIFFERENCE = ("signal", "input", "length of gradient", "length of input", "one over length of input")
-
-
-def regions(place: Place, phase: Phase, rule: LearningRule) -> tuple[str, ...]:
-    """The regions of an op's module, slot by slot; the signal (input, output or gradient) comes first."""
-    match place.op:
-        case Linear():
-            return ("signal", "input") if phase == "descent" else ("signal",)
-        case Norm() as op:
-            rows = tuple(name for name in ("scale", "bias") if getattr(op, name) is not None)
-            if phase == "forward":
-                return ("signal", *rows)
-            if phase == "descent":
-                return "signal", "input"
-            if rule.norm_gradient == "exact":
-                return "signal", "input", "one over sigma", "mean"
-            return _difference(rule)
-        case Activation():
-            if phase == "forward":
-                return ("signal",)
-            return ("signal", "input") if rule.activation_gradient == "exact" else _difference(rule)
-        case Product():
-            return ("signal", "other") if phase == "forward" else ("signal", "left", "right")
-        case Attend():
-            queries, keys = range(place.into.count), range(place.keys.count)
-            heads = (
-                *_numbered("query", queries),
-                *_numbered("key", keys),
-                *_numbered("value", keys),
-            )
-            if phase == "forward":
-                return heads
-            if rule.attention_gradient == "value":
-                return *_numbered("signal", queries), *_numbered("query", queries), *_numbered("key", keys)
-            length = ("length of gradient",) if rule.epsilon_mode == "relative" else ()
-            return *_numbered("signal", queries), *heads, *length
+Follows = Literal["input", "output", "key"]
+"""Which value of an op a quantity is cut like: modules are shared by ops, so a width is that of the op."""
 
 
-def _difference(rule: LearningRule) -> tuple[str, ...]:
-    return _DIFFERENCE if rule.epsilon_mode == "relative" else _DIFFERENCE[:2]
+@dataclass(frozen=True, kw_only=True)
+class Region:
+    """A named quantity of a module, and its place."""
+
+    name: str
+    slot: int
+    num_slots: int = 1
+    """Self-attention has the pieces of a value in slots one after the other; others have one slot in every piece."""
+    follows: Follows = "input"
+    beside: bool = False
+    """In an embedding beside the module's own, as a further piece would be: it is needed while all slots are taken."""
+    width: int | None = None
+    """Coordinates, where it is not cut like a value of the op."""
 
 
-def _numbered(name: str, pieces: range) -> tuple[str, ...]:
-    return tuple(name if len(pieces) == 1 else f"{name} {piece}" for piece in pieces)
+PREFIX = Region(name="rows", slot=0)
+"""What prefix tokens hold; every module may read those of its op."""
 
 
-def num_slots(places: Iterable[Place], rule: LearningRule) -> int:
-    """The slots that the widest module needs: memory is added where the stack leaves too little."""
-    return max(len(regions(place, phase, rule)) for place in places for phase in PHASES)
+class Regions:
+    """The regions of one module in the order of their declaration."""
 
+    def __init__(self, geometry: Geometry):
+        self.geometry = geometry
+        self.declared: list[Region] = []
+        self.given: list[Region] = []
+        """What the module is called with, in this order."""
+        self.written: list[Region] = []
+        """What its call returns, in this order."""
+        self.filled: list[tuple[nn.Module, tuple[Region | None, ...]]] = []
+        """Parts that leave what they return in regions, with the region of each of their outputs."""
+        self._taken: set[int] = set()
 
-def encode(
-    values: dict[str, Float[Tensor, "*shape Dslot"]], names: tuple[str, ...], geometry: Geometry
-) -> Float[Tensor, "*shape Dsim"]:
-    """The embedding that holds the values in their regions, zero elsewhere."""
-    unknown = sorted(set(values) - set(names))
-    if unknown:
-        raise InputError(f"no region {', '.join(unknown)} in this module; it has {', '.join(names)}")
-    if len(names) > geometry.slots:
-        raise InputError(f"{len(names)} regions do not fit an embedding of {geometry.slots} slots")
-    some = next(iter(values.values()))
-    slots = [values.get(name, zeros_like(some)) for name in names]
-    slots += [zeros_like(some)] * (geometry.slots - len(names))
-    return cat(slots, dim=-1)
+    def read(self, name: str, follows: Follows = "input", *, num_slots: int = 1) -> Region:
+        """Declare what the module is given next."""
+        self.given.append(self.make(name, follows, num_slots=num_slots))
+        return self.given[-1]
 
+    def make(
+        self,
+        name: str,
+        follows: Follows = "input",
+        *,
+        num_slots: int = 1,
+        over: Region | None = None,
+        beside: bool = False,
+        width: int | None = None,
+    ) -> Region:
+        """Declare what the module makes on the way; `over` is no longer needed then."""
+        if over is not None:
+            self.free(over)
+        slot = 0
+        if not beside:
+            while not self._taken.isdisjoint(range(slot, slot + num_slots)):
+                slot += 1
+            last = slot + num_slots - 1
+            if last >= self.geometry.slots:
+                raise InputError(f"region {name!r} needs slot {last}, but an embedding has {self.geometry.slots} slots")
+            self._taken |= set(range(slot, slot + num_slots))
+        region = Region(name=name, slot=slot, num_slots=num_slots, follows=follows, beside=beside, width=width)
+        self.declared.append(region)
+        return region
 
-def decode(
-    embedding: Float[Tensor, "*shape Dsim"], names: tuple[str, ...], geometry: Geometry
-) -> dict[str, Float[Tensor, "*shape Dslot"]]:
-    """The named quantities that an embedding holds."""
-    if embedding.shape[-1] != geometry.dim_sim:
-        raise InputError(f"an embedding is {geometry.dim_sim} wide, not {embedding.shape[-1]}")
-    slots = embedding.unflatten(-1, (geometry.slots, geometry.dim_slot)).unbind(-2)
-    return dict(zip(names, slots, strict=False))
+    def write(self, name: str, follows: Follows = "input", *, over: Region) -> Region:
+        """Declare a result, which takes the place of something that is no longer needed."""
+        self.written.append(self.make(name, follows, num_slots=over.num_slots, over=over))
+        return self.written[-1]
+
+    def free(self, *regions: Region) -> None:
+        """Give the slots of regions back: what is declared from here on may stand there."""
+        for region in regions:
+            self._taken -= set(range(region.slot, region.slot + region.num_slots))
+
+    def fill(self, part: nn.Module, *regions: Region | None) -> None:
+        """Say which regions hold what a part returns."""
+        self.filled.append((part, regions))
+
+    @property
+    def needed(self) -> int:
+        """Slots that the module needs."""
+        return max((each.slot + each.num_slots for each in self.declared if not each.beside), default=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
@@ -24,13 +25,11 @@ from tintformer.simulator import checkpoint, prefix
 from tintformer.simulator.construction import Construction
 from tintformer.simulator.geometry import Geometry, auxiliary_width, derive
 from tintformer.simulator.layouts import Layout
-from tintformer.simulator.module_factory import Maker, Modules, make_structure, module_name
+from tintformer.simulator.module_factory import ModuleFactory, OpModules, make_structure, module_name, num_slots
 from tintformer.simulator.modules.loss_gradient import LossGradient
-from tintformer.simulator.primitives.primitive import constant
-from tintformer.simulator.primitives.vocabulary import FeedForward, Table
-from tintformer.simulator.regions import num_slots
+from tintformer.simulator.primitives.tokenwise import FeedForward, Table, constant
 from tintformer.simulator.simulator_executor import SimulatorExecutor
-from tintformer.simulator.wiring import Place, Placed, places
+from tintformer.simulator.wiring import ModuleOp, WiredOp, wire
 from tintformer.storage.loading import load
 
 
@@ -59,16 +58,13 @@ class Simulator(nn.Module, Watchable):
         self.auxiliary, self.rule, self.construction = auxiliary, rule, construction
         self._hooks = Hooks(auxiliary, rule)
         self.dtype = compute_dtype(auxiliary.dtype)
-        self.places: dict[str, Place] = {
-            place.op.name: place for place in places(auxiliary, auxiliary_width(auxiliary))
-        }
-        self.geometry: Geometry = derive(
-            auxiliary,
-            layout=construction.layout,
-            stack=construction.stack,
-            slots=num_slots(self.places.values(), rule),
-        )
-        structure = make_structure(self._maker(), self.places.values(), tie_blocks=construction.tie_blocks)
+        self.wired: dict[str, WiredOp] = {wired.op.name: wired for wired in wire(auxiliary, auxiliary_width(auxiliary))}
+        factory = self.factory(derive(auxiliary, layout=construction.layout, stack=construction.stack))
+        g = factory.layout.geometry
+        # Memory is added where the stack leaves too little for the rule's widest module.
+        self.geometry: Geometry = replace(g, slots=max(g.slots, num_slots(factory, self.wired.values())))
+        factory = self.factory(self.geometry)
+        structure = make_structure(factory, self.wired.values(), tie_blocks=construction.tie_blocks)
         self.structure = nn.ModuleDict(structure.modules)
         self._keys = structure.keys
         self.prefix = nn.ParameterDict()
@@ -140,19 +136,19 @@ class Simulator(nn.Module, Watchable):
 
     # The parts.
 
-    def modules_of(self, op: Placed) -> Modules:
+    def modules_of(self, op: ModuleOp) -> OpModules:
         """The modules that stand for an op."""
         modules = self.structure[self._keys[op.name]]
-        assert isinstance(modules, Modules)
+        assert isinstance(modules, OpModules)
         return modules
 
-    def prefix_of(self, op: Placed) -> Tensor | None:
+    def prefix_of(self, op: ModuleOp) -> Tensor | None:
         """The prefix tokens that hold an op's weights before any step; None for an op without weights."""
         return self.prefix.get(module_name(op.name))
 
-    def weights_in(self, op: Placed, tokens: Tensor) -> dict[Weight, Tensor]:
+    def weights_in(self, op: ModuleOp, tokens: Tensor) -> dict[Weight, Tensor]:
         """What prefix tokens of an op hold, as weights of the auxiliary."""
-        return prefix.read(self.places[op.name], tokens, self.geometry)
+        return prefix.read(self.wired[op.name], tokens, self.geometry)
 
     @property
     def num_structural(self) -> int:
@@ -167,10 +163,11 @@ class Simulator(nn.Module, Watchable):
 
     # Building.
 
-    def _maker(self) -> Maker:
+    def factory(self, geometry: Geometry) -> ModuleFactory:
+        """What makes the modules of this simulator's auxiliary and rule, for a geometry."""
         num_blocks = len(self.auxiliary.blocks)
-        return Maker(
-            layout=Layout(self.geometry),
+        return ModuleFactory(
+            layout=Layout(geometry),
             rule=self.rule,
             weigh=self.construction.weigh(self.dtype),
             transposition=self.construction.transposition,
@@ -179,10 +176,10 @@ class Simulator(nn.Module, Watchable):
         )
 
     def _write_prefix(self) -> None:
-        for place in self.places.values():
-            tokens = prefix.write(place, self.geometry, self.dtype)
+        for wired in self.wired.values():
+            tokens = prefix.write(wired, self.geometry, self.dtype)
             if tokens is not None:
-                self.prefix[module_name(place.op.name)] = constant(tokens)
+                self.prefix[module_name(wired.op.name)] = constant(tokens)
 
     def _build_ends(self) -> None:
         embedding, head, dim_slot = self.auxiliary.embedding, self.auxiliary.head, self.geometry.dim_slot
@@ -194,7 +191,7 @@ class Simulator(nn.Module, Watchable):
         if embedding.positions is not None:
             self.positions = Table(self._shared(embedding.positions), dim_slot=dim_slot)
         weigh = self.construction.weigh(self.dtype)
-        self.loss_gradient = LossGradient(head_rows, bias, rule=self.rule, dim_slot=dim_slot, weigh=weigh)
+        self.loss_gradient = LossGradient(head_rows, bias, Layout(self.geometry), rule=self.rule, weigh=weigh)
         self.loss_gradient.to(self.dtype)
         self.head = FeedForward(head_rows, bias, "none")
 

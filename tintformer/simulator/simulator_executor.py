@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -14,18 +14,12 @@ from tintformer.execution.batch import Batch
 from tintformer.execution.executor import Stage
 from tintformer.execution.kv_cache import KeyValueCache
 from tintformer.rule.trainable import trained_weights
-from tintformer.simulator.geometry import Cut
-from tintformer.simulator.modules.loss_gradient import Lesson
-from tintformer.simulator.modules.self_attention import Scene
-from tintformer.simulator.regions import Phase, regions
-from tintformer.simulator.tokens import Tokens, cut_tokens, total
-from tintformer.simulator.wiring import Placed
+from tintformer.simulator.modules.loss_gradient import LossInputs
+from tintformer.simulator.modules.self_attention import AttentionInputs
+from tintformer.simulator.pieces import Cut, PieceStream, add_streams
 
 if TYPE_CHECKING:
     from tintformer.simulator.simulator import Simulator
-
-Watch = Callable[[Placed, Phase, dict[str, Tensor]], None]
-"""Told of every module before it runs: the op, the phase, and what stands in its regions, `[B, N, T, Dslot]` each."""
 
 
 class SimulatorExecutor:
@@ -35,14 +29,13 @@ class SimulatorExecutor:
         self,
         simulator: Simulator,
         batch: Batch,
-        watch: Watch | None = None,
         *,
         updated_prefix: dict[str, Tensor] | None = None,
         cache: KeyValueCache | None = None,
         start: int = 0,
     ):
         """`cache` keeps keys and values; the tokens before `start` are read from it and not computed again."""
-        self.simulator, self.batch, self.watch = simulator, batch, watch
+        self.simulator, self.batch = simulator, batch
         self.cache, self.start = cache, start
         self.updated_prefix: dict[str, Tensor] = {} if updated_prefix is None else updated_prefix
         """Prefix tokens that descent has changed, by op."""
@@ -53,9 +46,9 @@ class SimulatorExecutor:
     def begin(self, stage: Stage) -> None:
         self.stage = stage
 
-    def embed(self) -> Tokens:
+    def embed(self) -> PieceStream:
         simulator, embedding = self.simulator, self.simulator.auxiliary.embedding
-        x = Tokens(simulator.embedding(self.batch.input_ids[:, self.start :]), self._input_cut())
+        x = PieceStream(simulator.embedding(self.batch.input_ids[:, self.start :]), self._input_cut())
         if embedding.projection is not None:
             x, _ = self.forward(embedding.projection, (x,))
         if simulator.positions is not None:
@@ -65,18 +58,17 @@ class SimulatorExecutor:
             x, _ = self.forward(embedding.norm, (x,))
         return x
 
-    def training_part(self, x: Tokens) -> Tokens:
+    def training_part(self, x: PieceStream) -> PieceStream:
         return x.like(x.data[:, :, : self.num_training])
 
-    def move(self, x: Tokens, device: torch.device) -> Tokens:
+    def move(self, x: PieceStream, device: torch.device) -> PieceStream:
         raise AssertionError("a model that is spread over devices is refused before it is built")
 
-    def forward(self, op: Op | Join, inputs: tuple[Tokens, ...]) -> tuple[Tokens, Any]:
+    def forward(self, op: Op | Join, inputs: tuple[PieceStream, ...]) -> tuple[PieceStream, Any]:
         if isinstance(op, Add):
-            return total(list(inputs)), inputs
+            return add_streams(list(inputs)), inputs
         values = [x.data for x in inputs]
-        self._show(op, "forward", values)
-        module = self.simulator.modules_of(op).ahead
+        module = self.simulator.modules_of(op).forward_module
         match op:
             case Linear() | Norm():
                 y = module(*values, self.prefix(op))
@@ -86,16 +78,15 @@ class SimulatorExecutor:
                 query, key, value = values
                 if self.cache is not None:
                     key, value = self.cache.extend(op.name, key, value, self.start)
-                y = module(query, key, value, self._scene(op, query.shape[2]))
-        return Tokens(y, self.simulator.places[op.name].out), inputs
+                y = module(query, key, value, self._attention_inputs(op, query.shape[2]))
+        return PieceStream(y, self.simulator.wired[op.name].out), inputs
 
-    def backward(self, op: Op | Join, saved: Any, gradient: Tokens) -> tuple[Tokens | None, ...]:
-        inputs: tuple[Tokens, ...] = saved
+    def backward(self, op: Op | Join, saved: Any, gradient: PieceStream) -> tuple[PieceStream | None, ...]:
+        inputs: tuple[PieceStream, ...] = saved
         if isinstance(op, Add):
             return (gradient,) * len(inputs)
         dy, values = gradient.data, [x.data for x in inputs]
-        self._show(op, "backward", [dy, *values])
-        module = self.simulator.modules_of(op).back
+        module = self.simulator.modules_of(op).backward_module
         assert module is not None, f"no gradient was expected at {op.name}"
         match op:
             case Linear():
@@ -107,22 +98,21 @@ class SimulatorExecutor:
             case Product():
                 gradients = module(dy, *values)
             case Attend():
-                gradients = module(dy, *values, self._scene(op, dy.shape[2]))
+                gradients = module(dy, *values, self._attention_inputs(op, dy.shape[2]))
         return tuple(None if dx is None else x.like(dx) for x, dx in zip(inputs, gradients, strict=True))
 
-    def descend(self, op: Op | Join, saved: Any, gradient: Tokens) -> None:
+    def descend(self, op: Op | Join, saved: Any, gradient: PieceStream) -> None:
         assert isinstance(op, Linear | Norm), f"{op.name} has no parameters"
         (x,) = saved
-        self._show(op, "descent", [gradient.data, x.data])
-        module = self.simulator.modules_of(op).descent
+        module = self.simulator.modules_of(op).descent_module
         assert module is not None, f"{op.name} was not expected to be trained"
         self.updated_prefix[op.name] = module(gradient.data, x.data, self.prefix(op))
 
-    def add(self, terms: Sequence[Tokens]) -> Tokens:
-        return total(list(terms))
+    def add(self, terms: Sequence[PieceStream]) -> PieceStream:
+        return add_streams(list(terms))
 
-    def loss_gradient(self, x: Tokens) -> Tokens:
-        return x.like(self.simulator.loss_gradient(x.data, self.lesson))
+    def loss_gradient(self, x: PieceStream) -> PieceStream:
+        return x.like(self.simulator.loss_gradient(x.data, self.loss_inputs))
 
     # What an engine and a check ask for.
 
@@ -139,13 +129,13 @@ class SimulatorExecutor:
             for weight in trained_weights(self.simulator.rule, op)
         }
 
-    def plain(self, x: Tokens) -> Tensor:
+    def plain(self, x: PieceStream) -> Tensor:
         """A stream as the auxiliary knows it."""
         return x.plain()
 
-    def stream(self, value: Tensor, like: Tokens) -> Tokens:
+    def stream(self, value: Tensor, like: PieceStream) -> PieceStream:
         """A stream of the form of `like` that holds a value."""
-        return cut_tokens(value, like.cut, self.simulator.geometry.dim_slot)
+        return PieceStream.of(value, like.cut, self.simulator.geometry.dim_slot)
 
     # The pass's own data.
 
@@ -155,42 +145,31 @@ class SimulatorExecutor:
 
     @cached_property
     def num_training(self) -> int:
-        """Tokens up to the last training target, itself included; nothing that is learnt depends on later ones."""
+        """PieceStream up to the last training target, itself included; nothing that is learnt depends on later ones."""
         return min(self.batch.num_reached + 1, self.batch.input_ids.shape[1])
 
     @cached_property
-    def lesson(self) -> Lesson:
+    def loss_inputs(self) -> LossInputs:
         batch, num = self.batch, self.num_training
         scored = batch.train_positions[:, :num]
         weight = scored.to(self.simulator.dtype)
         if self.simulator.rule.reduction == "mean":
             weight = weight / scored.sum(-1, keepdim=True).clamp(min=1)
         following = torch.ones(num, num, dtype=self.simulator.dtype, device=scored.device).triu(1).tril(1)
-        return Lesson(
+        return LossInputs(
             ids=batch.input_ids[:, :num],
             scored=scored,
             weight=weight[:, None, :, None],
             next_token=(scored[:, :, None] * following)[:, None, None, None],
         )
 
-    def _scene(self, op: Attend, num_tokens: int) -> Scene:
+    def _attention_inputs(self, op: Attend, num_tokens: int) -> AttentionInputs:
         if op.window not in self.masks:
             mask = self.batch.additive_mask(self.simulator.dtype, op.window, first=self.start)
             self.masks[op.window] = mask[:, None, None, None]
         end = self.start + num_tokens
-        return Scene(self.masks[op.window][..., :num_tokens, :end], self.batch.positions[:, :end])
+        return AttentionInputs(self.masks[op.window][..., :num_tokens, :end], self.batch.positions[:, :end])
 
     def _input_cut(self) -> Cut:
         width = self.simulator.auxiliary.embedding.tokens.source.shape[1]
         return Cut(width, self.simulator.geometry.dim_aux)
-
-    def _show(self, op: Placed, phase: Phase, values: list[Tensor]) -> None:
-        if self.watch is None:
-            return
-        names = regions(self.simulator.places[op.name], phase, self.simulator.rule)
-        if isinstance(
-            op, Attend
-        ):  # its pieces stand in regions of their own, those of others in embeddings side by side
-            values = [piece for value in values for piece in value.split(1, dim=1)]
-        # Values come in the order of the regions; the ones that a module does not read are last and have no region.
-        self.watch(op, phase, dict(zip(names, values, strict=False)))

@@ -12,11 +12,12 @@ H heads, d head width. The prefix is `[B or 1, N, H, M, K, d]`: piece (m, n) of 
 from __future__ import annotations
 
 from jaxtyping import Float
-from torch import Tensor, add, cat, nn
+from torch import Tensor, add, cat
 
-from tintformer.simulator.layouts import Layout
+from tintformer.simulator.layouts import Layout, Module
 from tintformer.simulator.primitives.attention import Attention, Weigh
-from tintformer.simulator.primitives.linear_maps import Constant
+from tintformer.simulator.primitives.tokenwise import Constant
+from tintformer.simulator.regions import PREFIX
 
 Pieces = Float[Tensor, "B N T Dslot"]
 Prefix = Float[Tensor, "B N H M K d"]
@@ -29,9 +30,9 @@ def by_heads(x: Pieces, layout: Layout, *, output: bool = False) -> Float[Tensor
 
 
 def from_heads(heads: Float[Tensor, "B N H M T d"], layout: Layout) -> Pieces:
-    """The signal region of an attention's output, whose pieces stand in N or in M."""
-    signal = heads[:, :, : layout.geometry.shards]
-    return signal.permute(0, 1, 3, 4, 2, 5).flatten(4).flatten(1, 2)
+    """Slot 0 of an attention's output, whose pieces stand in N or in M."""
+    slot = heads[:, :, : layout.geometry.shards]
+    return slot.permute(0, 1, 3, 4, 2, 5).flatten(4).flatten(1, 2)
 
 
 def with_one(x: Pieces, constant: Constant | None) -> Pieces:
@@ -41,16 +42,18 @@ def with_one(x: Pieces, constant: Constant | None) -> Pieces:
     return constant(x) if x.shape[1] == 1 else cat((constant(x[:, :1]), x[:, 1:]), dim=1)
 
 
-class LinearForward(nn.Module):
+class LinearForward(Module):
     """W x + b."""
 
     def __init__(self, layout: Layout, *, has_bias: bool, weigh: Weigh):
-        super().__init__()
-        self.layout = layout
+        super().__init__(layout)
+        self.input = self.regions.read("input")
+        self.output = self.regions.write("output", "output", over=self.input)
+        # The bias is one more column of W, read by a constant 1: the paper copies it by S' heads of its own instead.
         self.constant = layout.homogeneous() if has_bias else None
         self.attention = Attention(
-            query=layout.columns("signal", 0),
-            key=layout.content("rows"),
+            query=layout.columns(self.input),
+            key=layout.content(),
             value=layout.position(),
             output=layout.from_rows(),
             weigh=weigh,
@@ -58,51 +61,54 @@ class LinearForward(nn.Module):
         )
 
     def forward(self, x: Pieces, prefix: Prefix) -> Pieces:
-        signal = by_heads(with_one(x, self.constant), self.layout)
-        return from_heads(self.attention({"signal": signal}, {"rows": prefix}), self.layout)
+        parts = by_heads(with_one(x, self.constant), self.layout)
+        return from_heads(self.attention({self.input: parts}, {PREFIX: prefix}), self.layout)
 
 
-class LinearBackward(nn.Module):
+class LinearBackward(Module):
     """W^T dy."""
 
     def __init__(self, layout: Layout, *, weigh: Weigh):
-        super().__init__()
-        self.layout = layout
+        super().__init__(layout)
+        self.gradient = self.regions.read("gradient", "output")
+        self.input_gradient = self.regions.write("input gradient", over=self.gradient)
         self.attention = Attention(
-            query=layout.rows("signal", 0),
+            query=layout.rows(self.gradient),
             key=layout.position(),
-            value=layout.content("rows"),
+            value=layout.content(),
             output=layout.from_columns(),
             weigh=weigh,
             sum_over="m",
         )
 
     def forward(self, dy: Pieces, prefix: Prefix) -> Pieces:
-        signal = by_heads(dy, self.layout, output=True)
-        dx = from_heads(self.attention({"signal": signal}, {"rows": prefix}), self.layout)
-        # Only the signal is read: what stands beyond it is the gradient of the homogeneous constant.
+        parts = by_heads(dy, self.layout, output=True)
+        dx = from_heads(self.attention({self.gradient: parts}, {PREFIX: prefix}), self.layout)
+        # What stands beyond the value is the gradient of the homogeneous constant, which nothing may follow.
         dx[..., self.layout.geometry.dim_aux :] = 0
         return dx
 
 
-class LinearDescent(nn.Module):
+class LinearDescent(Module):
     """W - eta sum_t dy_t x_t^T, and the bias with it: the prefix after the residual."""
 
     def __init__(self, layout: Layout, *, has_bias: bool, learning_rate: float, weigh: Weigh):
-        super().__init__()
-        self.layout = layout
+        super().__init__(layout)
+        self.gradient = self.regions.read("gradient", "output")
+        self.input = self.regions.read("input")
         self.constant = layout.homogeneous() if has_bias else None
+        # The prefix asks and the text answers: the one place where text tokens write into prefix tokens.
         self.attention = Attention(
             query=layout.position(),
-            key=layout.rows("signal", 0),
-            value=layout.columns("input", 1, factor=-learning_rate),
+            key=layout.rows(self.gradient),
+            value=layout.columns(self.input, factor=-learning_rate),
             output=layout.to_prefix(),
             weigh=weigh,
         )
 
     def forward(self, dy: Pieces, x: Pieces, prefix: Prefix) -> Prefix:
-        tokens = {
-            "signal": by_heads(dy, self.layout, output=True),
-            "input": by_heads(with_one(x, self.constant), self.layout),
+        text = {
+            self.gradient: by_heads(dy, self.layout, output=True),
+            self.input: by_heads(with_one(x, self.constant), self.layout),
         }
-        return add(prefix, self.attention({}, tokens))
+        return add(prefix, self.attention({}, text))

@@ -13,16 +13,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from tintformer.rule.learning_rule import LearningRule
+from tintformer.simulator.layouts import Layout, Module
 from tintformer.simulator.primitives.attention import Attention, Bias, Port, Weigh
-from tintformer.simulator.primitives.gate import Gate
-from tintformer.simulator.primitives.linear_maps import DimensionWise
-from tintformer.simulator.primitives.vocabulary import FeedForward, Table
+from tintformer.simulator.primitives.tokenwise import DimensionWise, FeedForward, Gate, Table
 
 Pieces = Float[Tensor, "B 1 T Dslot"]
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
+class LossInputs:
     """What comes with the input: the tokens, which of them predict a training target, and how much each counts."""
 
     ids: Int[Tensor, "B T"]
@@ -33,31 +32,36 @@ class Lesson:
     """1 where t is scored and j = t + 1."""
 
 
-class LossGradient(nn.Module):
+class LossGradient(Module):
     """dx at every token, exactly zero where nothing is scored."""
 
     def __init__(
-        self, rows: nn.Parameter, bias: nn.Parameter | None, *, rule: LearningRule, dim_slot: int, weigh: Weigh
+        self, rows: nn.Parameter, bias: nn.Parameter | None, layout: Layout, *, rule: LearningRule, weigh: Weigh
     ):
-        super().__init__()
+        super().__init__(layout)
+        x, self.target = self.regions.read("input"), self.regions.make("target")
+        prediction = self.regions.make("prediction", over=x)
         self.feed_forward = None
         if rule.loss != "mse":
             self.feed_forward = FeedForward(rows, bias, "softmax" if rule.loss == "cross_entropy" else "identity")
-        self.targets = Table(rows, dim_slot=dim_slot)
+        self.targets = Table(rows, dim_slot=layout.geometry.dim_slot)
+        self.regions.fill(self.targets, self.target)
         one = torch.ones(1, 1, dtype=torch.float64)
+        # Token t needs the row of token t + 1, so this attention looks ahead: the simulator is not causal here.
         self.next_token = Attention(
             query=Port(positional=Bias(one)),
             key=Port(positional=Bias(one.clone())),
-            value=Port(reads="target", factors=[DimensionWise(-one[None].clone())]),
+            value=Port(self.target, factors=[DimensionWise(-one[None].clone())]),
             weigh=weigh,
         )
         self.gate = Gate()
+        self.regions.write("gradient", over=prediction)
 
-    def forward(self, x: Pieces, lesson: Lesson) -> Pieces:
+    def forward(self, x: Pieces, given: LossInputs) -> Pieces:
         predicted = x
         if self.feed_forward is not None:
             predicted = torch.zeros_like(x)
-            predicted[:, 0][lesson.scored] = self.feed_forward(x[:, 0][lesson.scored])
-        target = self.targets(lesson.ids)[:, :, None, None]
-        minus_target = self.next_token({}, {"target": target}, lesson.next_token)
-        return self.gate(torch.add(predicted, minus_target[:, :, 0, 0]), lesson.weight)
+            predicted[:, 0][given.scored] = self.feed_forward(x[:, 0][given.scored])
+        target = self.targets(given.ids)[:, :, None, None]
+        minus_target = self.next_token({}, {self.target: target}, given.next_token)
+        return self.gate(torch.add(predicted, minus_target[:, :, 0, 0]), given.weight)

@@ -1,6 +1,9 @@
 """LayerNorm and RMSNorm y = g * f(x) + b (paper: sections "Layer normalization" and "Root mean square normalization").
 
-f is a group norm; scale and bias are prefix tokens (`affine`). Backward is exact by gated units, or a difference of f.
+f is a group norm. Backward is exact by gated units, or a difference of f. Scale g and bias b are prefix tokens, in two
+forms. Lean: one token each; an attention with one-hot queries brings them to every text token, a gated unit multiplies;
+descent is the same attention the other way round. Paper: the diagonal matrix of g, and b, as a linear layer.
+B batch, N pieces, T tokens, R rows in the prefix (scale, bias, or both).
 """
 
 from __future__ import annotations
@@ -11,16 +14,97 @@ from torch import Tensor, nn
 
 from tintformer.auxiliary.ops import Norm
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.simulator.geometry import Cut, groups_in_pieces
-from tintformer.simulator.layouts import Layout
-from tintformer.simulator.modules.affine import affine_backward, affine_descent, affine_forward
-from tintformer.simulator.modules.differences import Difference
-from tintformer.simulator.modules.means import Groups, Mean
-from tintformer.simulator.primitives.attention import Weigh
-from tintformer.simulator.primitives.gate import Gated
-from tintformer.simulator.primitives.linear_maps import Combine, Narrow
+from tintformer.simulator.layouts import Layout, Module
+from tintformer.simulator.modules.differences import Difference, Groups, Mean
+from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward, by_heads
+from tintformer.simulator.pieces import Cut, groups_in_pieces
+from tintformer.simulator.primitives.attention import Attention, Bias, Port, Positional, Weigh
+from tintformer.simulator.primitives.tokenwise import Combine, DimensionWise, FixedGate, Gated, Narrow
+from tintformer.simulator.regions import PREFIX, Region, Regions
 
 Pieces = Float[Tensor, "B N T Dslot"]
+RowPrefix = Float[Tensor, "B N 1 1 R Dslot"]
+
+
+def held(op: Norm) -> list[str]:
+    """What a norm holds in its prefix, in the order of its tokens."""
+    return [name for name in ("scale", "bias") if getattr(op, name) is not None]
+
+
+# The modules.
+
+
+class NormForward(Module):
+    """g * f(x) + b."""
+
+    def __init__(self, op: Norm, cut: Cut, layout: Layout, weigh: Weigh):
+        super().__init__(layout)
+        x = self.regions.read("input")
+        self.normalise = Normalise(op, Groups(cut, op.num_groups, layout.geometry.dim_slot))
+        z = self.regions.make("normalised input", over=x)
+        self.regions.fill(self.normalise, z)
+        self.affine: nn.Module | None = None
+        if held(op):
+            self.affine = RowForward(op, self.regions, weigh) if layout.lean else DiagonalForward(op, layout, weigh)
+        self.regions.write("output", over=z)
+
+    def forward(self, x: Pieces, prefix: Tensor) -> Pieces:
+        z = self.normalise(x)
+        return z if self.affine is None else self.affine(z, prefix)
+
+
+class NormBackward(Module):
+    """dx, by gated units or by a difference of f along g * dy."""
+
+    def __init__(self, op: Norm, cut: Cut, layout: Layout, rule: LearningRule, weigh: Weigh, tiny: float):
+        super().__init__(layout)
+        groups, scheme = Groups(cut, op.num_groups, layout.geometry.dim_slot), rule.norm_gradient
+        dz, x = self.regions.read("gradient", "output"), self.regions.read("input")
+        self.affine: nn.Module | None = None
+        if op.scale is not None:
+            self.affine = RowBackward(op, self.regions, weigh) if layout.lean else DiagonalBackward(layout, weigh)
+            dz = self.regions.make("gradient of normalised input", over=dz)
+            self.regions.fill(self.affine, dz)
+        if scheme == "exact":
+            gradient = ExactGradient(op, groups, self.regions, gradient=dz, x=x)
+        else:
+            f = Normalise(op, groups)
+            gradient = Difference(f, groups, self.regions, direction=dz, x=x, scheme=scheme, rule=rule, tiny=tiny)
+        self.gradient = gradient
+        self.regions.write("input gradient", over=gradient.used_up)
+
+    def forward(self, dy: Pieces, x: Pieces, prefix: Tensor) -> Pieces:
+        return self.gradient(x, dy if self.affine is None else self.affine(dy, prefix))
+
+
+class NormDescent(Module):
+    """b - eta sum_t dy_t and, if the rule asks for it, g - eta sum_t dy_t z_t."""
+
+    def __init__(self, op: Norm, cut: Cut, layout: Layout, rule: LearningRule, weigh: Weigh, *, moves_scale: bool):
+        super().__init__(layout)
+        groups = Groups(cut, op.num_groups, layout.geometry.dim_slot)
+        dy, x = self.regions.read("gradient", "output"), self.regions.read("input")
+        self.moved: dict[str, Region] = {"bias": dy} if op.bias is not None else {}
+        """Where the gradient of each row of the prefix stands, token by token."""
+        self.normalise = Normalise(op, groups) if moves_scale else None
+        self.product = Gated() if moves_scale else None
+        if self.product is not None:
+            self.moved["scale"] = self.regions.make("scale gradient", over=x)
+            self.regions.fill(self.product, self.moved["scale"])
+        self.pool = Pool(cut, groups) if op.num_groups > 1 else None
+        kind = RowDescent if layout.lean else DiagonalDescent
+        self.affine = kind(op, layout, self.moved, rule.learning_rate, weigh)
+
+    def forward(self, dy: Pieces, x: Pieces, prefix: Tensor) -> Tensor:
+        gradients = {"bias": dy} if "bias" in self.moved else {}
+        if self.normalise is not None and self.product is not None:
+            gradients["scale"] = self.product(dy, self.normalise(x))
+        if self.pool is not None:
+            gradients = {name: self.pool(gradient) for name, gradient in gradients.items()}
+        return self.affine({self.moved[name]: gradient for name, gradient in gradients.items()}, prefix)
+
+
+# f and its gradient.
 
 
 class Normalise(nn.Module):
@@ -34,74 +118,32 @@ class Normalise(nn.Module):
         return self.norm(x)[0]
 
 
-class NormForward(nn.Module):
-    """g * f(x) + b."""
-
-    def __init__(self, op: Norm, cut: Cut, layout: Layout, weigh: Weigh):
-        super().__init__()
-        self.normalise = Normalise(op, Groups(cut, op.num_groups, layout.geometry.dim_slot))
-        self.affine = affine_forward(op, layout, weigh)
-
-    def forward(self, x: Pieces, prefix: Tensor) -> Pieces:
-        z = self.normalise(x)
-        return z if self.affine is None else self.affine(z, prefix)
-
-
 class ExactGradient(nn.Module):
-    """dx = (dz - mean(dz) - z mean(dz z)) / sigma: three products and two means; RMSNorm has no mean(dz)."""
+    """dx = (dz - mean(dz) - z mean(dz z)) / sigma: three products and two means; RMSNorm has no mean(dz).
 
-    def __init__(self, op: Norm, groups: Groups):
+    The paper prints it without the 1 / D of the means, and takes a difference because its units cannot multiply.
+    """
+
+    def __init__(self, op: Norm, groups: Groups, regions: Regions, *, gradient: Region, x: Region):
         super().__init__()
         self.norm = groups.norm(op.kind, op.epsilon)
         self.mean = Mean(groups)
+        # The norm hands out c / sigma, its constant coordinate after normalising: one narrow map makes 1 / sigma of it.
         self.invert = Narrow(groups.membership().mT / self.norm.coordinate)
         self.product = Gated()
         self.centred = op.kind == "layer"
         terms = [1.0, -1.0, -1.0] if self.centred else [1.0, -1.0]
         self.subtract = Combine(torch.tensor([terms], dtype=torch.float64))
+        regions.fill(self.norm, regions.make("normalised input", over=x), None)
+        regions.fill(self.invert, regions.make("one over sigma"))
+        regions.fill(self.mean, regions.make("mean"))
+        self.used_up = gradient
 
     def forward(self, x: Pieces, dz: Pieces) -> Pieces:
         z, handed = self.norm(x)
         along = self.product(z, self.mean(self.product(dz, z)))
         terms = (dz, along, self.mean(dz)) if self.centred else (dz, along)
         return self.product(self.subtract(*terms)[0], self.invert(handed))
-
-
-class NormBackward(nn.Module):
-    """dx, by gated units or by a difference of f along g * dy."""
-
-    def __init__(self, op: Norm, cut: Cut, layout: Layout, rule: LearningRule, weigh: Weigh, tiny: float):
-        super().__init__()
-        groups = Groups(cut, op.num_groups, layout.geometry.dim_slot)
-        self.affine = affine_backward(op, layout, weigh)
-        if rule.norm_gradient == "exact":
-            self.gradient: nn.Module = ExactGradient(op, groups)
-        else:
-            self.gradient = Difference(Normalise(op, groups), groups, scheme=rule.norm_gradient, rule=rule, tiny=tiny)
-
-    def forward(self, dy: Pieces, x: Pieces, prefix: Tensor) -> Pieces:
-        return self.gradient(x, dy if self.affine is None else self.affine(dy, prefix))
-
-
-class NormDescent(nn.Module):
-    """b - eta sum_t dy_t and, if the rule asks for it, g - eta sum_t dy_t z_t."""
-
-    def __init__(self, op: Norm, cut: Cut, layout: Layout, rule: LearningRule, weigh: Weigh, *, moves_scale: bool):
-        super().__init__()
-        groups = Groups(cut, op.num_groups, layout.geometry.dim_slot)
-        self.moves_bias = op.bias is not None
-        self.normalise = Normalise(op, groups) if moves_scale else None
-        self.product = Gated() if moves_scale else None
-        self.pool = Pool(cut, groups) if op.num_groups > 1 else None
-        self.affine = affine_descent(op, layout, rule.learning_rate, weigh, moves_scale=moves_scale)
-
-    def forward(self, dy: Pieces, x: Pieces, prefix: Tensor) -> Tensor:
-        gradients = {"bias": dy} if self.moves_bias else {}
-        if self.normalise is not None and self.product is not None:
-            gradients["scale"] = self.product(dy, self.normalise(x))
-        if self.pool is not None:
-            gradients = {name: self.pool(gradient) for name, gradient in gradients.items()}
-        return self.affine(gradients, prefix)
 
 
 class Pool(nn.Module):
@@ -117,3 +159,153 @@ class Pool(nn.Module):
 
     def forward(self, x: Pieces) -> Pieces:
         return self.copy(self.gather(x).sum(1, keepdim=True))
+
+
+# Scale and bias, lean: a prefix token each.
+
+
+class ReadRows(nn.Module):
+    """Bring the prefix tokens to every text token: head r asks for token r."""
+
+    def __init__(self, num_rows: int, weigh: Weigh):
+        super().__init__()
+        names = torch.eye(num_rows, dtype=torch.float64)
+        every_head = torch.ones(1, dtype=torch.float64)
+        self.attention = Attention(
+            query=Port(positional=Bias(names)),
+            key=Port(positional=Positional(names.clone(), every_head, used=num_rows)),
+            value=Port(PREFIX),
+            weigh=weigh,
+        )
+
+    def forward(self, prefix: RowPrefix) -> tuple[Float[Tensor, "B N 1 Dslot"], ...]:
+        """The rows, the same for every text token."""
+        return self.attention({}, {PREFIX: prefix}).squeeze(3).unbind(2)
+
+
+class RowForward(nn.Module):
+    """g * z + b."""
+
+    def __init__(self, op: Norm, regions: Regions, weigh: Weigh):
+        super().__init__()
+        self.names = held(op)
+        self.read = ReadRows(len(self.names), weigh)
+        regions.fill(self.read, *map(regions.make, self.names))
+        self.product = Gated()
+
+    def forward(self, z: Pieces, prefix: RowPrefix) -> Pieces:
+        for name, row in zip(self.names, self.read(prefix), strict=True):
+            z = self.product(z, row) if name == "scale" else torch.add(z, row)
+        return z
+
+
+class RowBackward(nn.Module):
+    """g * dy. The bias arrives too, by a head that nothing reads."""
+
+    def __init__(self, op: Norm, regions: Regions, weigh: Weigh):
+        super().__init__()
+        self.read = ReadRows(len(held(op)), weigh)
+        scale = regions.make("scale")
+        regions.fill(self.read, *(scale if name == "scale" else None for name in held(op)))
+        regions.free(scale)  # it is multiplied into the gradient before anything else needs a slot
+        self.product = Gated()
+
+    def forward(self, dy: Pieces, prefix: RowPrefix) -> Pieces:
+        return self.product(dy, self.read(prefix)[0])
+
+
+class RowDescent(nn.Module):
+    """Text tokens send their gradients to the prefix token of that name; the residual adds them."""
+
+    def __init__(self, op: Norm, layout: Layout, moved: dict[str, Region], learning_rate: float, weigh: Weigh):
+        super().__init__()
+        self.regions = [moved[name] for name in held(op) if name in moved]
+        names = torch.eye(len(held(op)), dtype=torch.float64)
+        keys = torch.stack([names[held(op).index(name)] for name in held(op) if name in moved])
+        down = -learning_rate * torch.eye(len(moved), dtype=torch.float64)
+        self.attention = Attention(
+            query=Port(positional=Positional(names, torch.ones(1, dtype=torch.float64), used=len(names))),
+            key=Port(positional=Bias(keys)),
+            value=Port(*self.regions, factors=[DimensionWise(down[None])]),
+            weigh=weigh,
+            sum_over="h",
+        )
+
+    def forward(self, gradients: dict[Region, Pieces], prefix: RowPrefix) -> RowPrefix:
+        heads = {region: gradient[:, :, None, None] for region, gradient in gradients.items()}
+        return torch.add(prefix, self.attention({}, heads))
+
+
+# Scale and bias, as in the paper: a linear layer whose matrix is diagonal.
+
+
+class DiagonalForward(nn.Module):
+    """g * z + b."""
+
+    def __init__(self, op: Norm, layout: Layout, weigh: Weigh):
+        super().__init__()
+        self.linear = LinearForward(layout, has_bias=op.bias is not None, weigh=weigh)
+
+    def forward(self, z: Pieces, prefix: Tensor) -> Pieces:
+        return self.linear(alone(z), each(prefix, z)).view_as(z)
+
+
+class DiagonalBackward(nn.Module):
+    """g * dy by the same layer's transpose."""
+
+    def __init__(self, layout: Layout, weigh: Weigh):
+        super().__init__()
+        self.linear = LinearBackward(layout, weigh=weigh)
+
+    def forward(self, dy: Pieces, prefix: Tensor) -> Pieces:
+        return self.linear(alone(dy), each(prefix, dy)).view_as(dy)
+
+
+class DiagonalDescent(nn.Module):
+    """The bias by a linear descent whose input is the homogeneous 1 alone, so that the matrix stays.
+
+    The scale, which the paper leaves alone, is sent to every row and gated to the row's own diagonal entry.
+    """
+
+    def __init__(self, op: Norm, layout: Layout, moved: dict[str, Region], learning_rate: float, weigh: Weigh):
+        super().__init__()
+        self.layout, self.moved = layout, moved
+        self.bias = self.scale = None
+        if "bias" in moved:
+            self.bias = LinearDescent(layout, has_bias=True, learning_rate=learning_rate, weigh=weigh)
+        if "scale" in moved:
+            one = torch.ones(1, 1, dtype=torch.float64)
+            self.scale = Attention(
+                query=Port(positional=Bias(one)),
+                key=Port(positional=Bias(one.clone())),
+                value=layout.columns(moved["scale"], factor=-learning_rate),
+                weigh=weigh,
+            )
+            g = layout.geometry
+            rows = torch.eye(g.dim_slot, dtype=torch.float64).view(g.stack, g.num_prefix, g.shards, g.head_dim)
+            diagonal = rows.transpose(1, 2).reshape(1, 1, g.num_heads, 1, g.num_prefix, g.head_dim)
+            self.gate = FixedGate(diagonal)
+
+    def forward(self, gradients: dict[Region, Pieces], prefix: Tensor) -> Tensor:
+        if self.scale is not None:
+            region = self.moved["scale"]
+            sums = self.scale({}, {region: by_heads(gradients[region], self.layout)})
+            prefix = torch.add(prefix, self.gate(sums))
+        if self.bias is None:
+            return prefix
+        dy = gradients[self.moved["bias"]]
+        nothing = torch.zeros_like(alone(dy))
+        moved = self.bias(alone(dy), nothing, each(prefix, dy))
+        return moved.unflatten(0, dy.shape[:2]).squeeze(2)
+
+
+def alone(x: Pieces) -> Float[Tensor, "BN 1 T Dslot"]:
+    """Pieces where a batch would stand: a diagonal matrix acts on each of them alone, by one module."""
+    return x.flatten(0, 1).unsqueeze(1)
+
+
+def each(prefix: Float[Tensor, "B N H 1 K d"], x: Pieces) -> Float[Tensor, "BN 1 H 1 K d"]:
+    """The prefix of every piece of every sequence; not copied where one serves all."""
+    if prefix.shape[:2] == (1, 1):
+        return prefix
+    return prefix.expand(x.shape[0], *prefix.shape[1:]).flatten(0, 1).unsqueeze(1)

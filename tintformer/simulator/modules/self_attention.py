@@ -19,14 +19,13 @@ from torch.nn import functional
 from tintformer.auxiliary.ops import Alibi, Attend, Rotary
 from tintformer.errors import InputError
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.simulator.geometry import Cut
-from tintformer.simulator.layouts import Layout
-from tintformer.simulator.modules.means import Groups, Length
+from tintformer.simulator.layouts import Layout, Module
+from tintformer.simulator.modules.differences import Groups, Length
+from tintformer.simulator.pieces import Cut
 from tintformer.simulator.primitives import attention
-from tintformer.simulator.primitives.attention import Attention, Joined, Port, Positional, Weigh
-from tintformer.simulator.primitives.gate import Gated
-from tintformer.simulator.primitives.linear_maps import Combine, DimensionWise, SplitWise
-from tintformer.simulator.primitives.position import Distance, Rotate
+from tintformer.simulator.primitives.attention import Attention, Joined, Port, Positional, Stream, Weigh
+from tintformer.simulator.primitives.tokenwise import Combine, DimensionWise, Distance, Gated, Rotate, SplitWise
+from tintformer.simulator.regions import Region, Regions
 
 Pieces = Float[Tensor, "B N T Dslot"]
 Heads = Float[Tensor, "B K G 1 T d"]
@@ -37,7 +36,7 @@ _DOUBLE_STEP = 1e-5
 
 
 @dataclass(frozen=True, eq=False)
-class Scene:
+class AttentionInputs:
     """What comes with the input: who sees whom (0 or the smallest number), and where every token stands.
 
     Queries may be those of the last Q tokens alone.
@@ -112,7 +111,7 @@ def _routes(layout: Layout, in_piece: int, head_dim: int) -> tuple[Tensor, Tenso
     return gather, shift
 
 
-class Inputs(nn.Module):
+class HeadInputs(nn.Module):
     """Queries, keys and values by heads, turned to their positions, and the mask with ALiBi's bias."""
 
     def __init__(self, op: Attend, cuts: tuple[Cut, Cut], layout: Layout):
@@ -122,44 +121,50 @@ class Inputs(nn.Module):
         self.rotate = Rotate(op.position) if isinstance(op.position, Rotary) else None
         self.distance = Distance(op.position, op.num_key_value_heads) if isinstance(op.position, Alibi) else None
 
-    def turned(self, query: Pieces, key: Pieces, scene: Scene) -> tuple[Heads, Heads]:
+    def turned(self, query: Pieces, key: Pieces, given: AttentionInputs) -> tuple[Heads, Heads]:
         heads = self.to_query(query), self.to_key(key)
         if self.rotate is None:
             return heads
-        asking = scene.positions[:, -heads[0].shape[-2] :]
-        return self.rotate(heads[0], asking), self.rotate(heads[1], scene.positions)
+        asking = given.positions[:, -heads[0].shape[-2] :]
+        return self.rotate(heads[0], asking), self.rotate(heads[1], given.positions)
 
-    def mask(self, scene: Scene) -> Tensor:
-        return scene.mask if self.distance is None else self.distance(scene.mask, scene.positions)
+    def mask(self, given: AttentionInputs) -> Tensor:
+        return given.mask if self.distance is None else self.distance(given.mask, given.positions)
 
 
-def _scaled(region: str, factor: float, op: Attend) -> Port:
+def _scaled(region: Region, factor: float, op: Attend) -> Port:
     shared = op.num_heads // op.num_key_value_heads
-    return Port(reads=region, factors=[DimensionWise(factor * torch.eye(shared, dtype=torch.float64)[None])])
+    return Port(region, factors=[DimensionWise(factor * torch.eye(shared, dtype=torch.float64)[None])])
 
 
-class AttentionForward(nn.Module):
+class AttentionForward(Module):
     """sum_j softmax(q_t . k)_j v_j."""
 
     def __init__(self, op: Attend, cuts: tuple[Cut, Cut], layout: Layout):
-        super().__init__()
-        self.inputs = Inputs(op, cuts, layout)
+        super().__init__(layout)
+        self.query = self.regions.read("query", num_slots=cuts[0].count)
+        self.key, self.value = (self.regions.read(name, "key", num_slots=cuts[1].count) for name in ("key", "value"))
+        self.inputs = HeadInputs(op, cuts, layout)
         self.attention = Attention(
-            query=_scaled("query", op.scale, op),
-            key=Port(reads="key"),
-            value=Port(reads="value"),
+            query=_scaled(self.query, op.scale, op),
+            key=Port(self.key),
+            value=Port(self.value),
             weigh=attention.softmax,
         )
         self.from_heads = FromHeads(op, op.num_heads, cuts[0], layout)
+        self.regions.write("output", over=self.query)
 
-    def forward(self, query: Pieces, key: Pieces, value: Pieces, scene: Scene) -> Pieces:
-        heads = self.inputs.turned(query, key, scene)
-        tokens = {"query": heads[0], "key": heads[1], "value": self.inputs.to_key(value)}
-        return self.from_heads(self.attention(tokens, tokens, self.inputs.mask(scene)))
+    def forward(self, query: Pieces, key: Pieces, value: Pieces, given: AttentionInputs) -> Pieces:
+        heads = self.inputs.turned(query, key, given)
+        text = {self.query: heads[0], self.key: heads[1], self.value: self.inputs.to_key(value)}
+        return self.from_heads(self.attention(text, text, self.inputs.mask(given)))
 
 
-class AttentionBackward(nn.Module):
-    """Gradients of queries, keys and values; of values alone if the rule takes the scores as constants."""
+class AttentionBackward(Module):
+    """Gradients of queries, keys and values; of values alone if the rule takes the scores as constants.
+
+    The latter is the paper's simulated gradient (section "Fuzzy backpropagation via stop gradients").
+    """
 
     def __init__(
         self,
@@ -171,42 +176,59 @@ class AttentionBackward(nn.Module):
         tiny: float,
         transposition: Transposition,
     ):
-        super().__init__()
-        self.inputs = Inputs(op, cuts, layout)
+        super().__init__(layout)
+        queries, keys = cuts[0].count, cuts[1].count
+        self.gradient = self.regions.read("gradient", num_slots=queries)
+        self.query = self.regions.read("query", num_slots=queries)
+        self.key = self.regions.read("key", "key", num_slots=keys)
+        self.value = None
+        if rule.attention_gradient != "value":
+            self.value = self.regions.read("value", "key", num_slots=keys)
+        self.inputs = HeadInputs(op, cuts, layout)
         self.from_value = FromHeads(op, op.num_key_value_heads, cuts[1], layout)
         value_gradient = StoreThenRead if transposition == "stored" else TransposedScores
-        self.value_gradient = value_gradient(op, layout, weigh)
-        self.scores = None if rule.attention_gradient == "value" else ScoreGradient(op, cuts, layout, rule, tiny)
+        regions = self.gradient, self.query, self.key
+        self.value_gradient = value_gradient(op, layout, self.regions, regions, weigh)
+        self.scores = None
+        if self.value is None:
+            self.regions.write("value gradient", "key", over=self.key)
+            return
+        self.scores = ScoreGradient(op, cuts, layout, self.regions, (*regions, self.value), rule, tiny)
+        # All attentions of this module read before any of them writes.
+        self.regions.write("query gradient", over=self.query)
+        self.regions.write("key gradient", "key", over=self.key)
+        self.regions.write("value gradient", "key", over=self.value)
 
     def forward(
-        self, dy: Pieces, query: Pieces, key: Pieces, value: Pieces, scene: Scene
+        self, dy: Pieces, query: Pieces, key: Pieces, value: Pieces, given: AttentionInputs
     ) -> tuple[Pieces | None, Pieces | None, Pieces]:
-        heads = self.inputs.turned(query, key, scene)
-        tokens = {"query": heads[0], "key": heads[1], "gradient": self.inputs.to_query(dy)}
-        mask = self.inputs.mask(scene)
-        dvalue = self.from_value(self.value_gradient(tokens, mask))
-        if self.scores is None:
+        heads = self.inputs.turned(query, key, given)
+        text = {self.query: heads[0], self.key: heads[1], self.gradient: self.inputs.to_query(dy)}
+        mask = self.inputs.mask(given)
+        dvalue = self.from_value(self.value_gradient(text, mask))
+        if self.scores is None or self.value is None:
             return None, None, dvalue
-        tokens["value"] = self.inputs.to_key(value)
-        return *self.scores(tokens, dy, mask, self.inputs, scene), dvalue
+        text[self.value] = self.inputs.to_key(value)
+        return *self.scores(text, dy, mask, self.inputs, given), dvalue
 
 
 class TransposedScores(nn.Module):
     """dv_j = sum_t a_tj dy_t: the attention of the forward pass with its scores transposed."""
 
-    def __init__(self, op: Attend, layout: Layout, weigh: Weigh):
+    def __init__(self, op: Attend, layout: Layout, regions: Regions, read: tuple[Region, Region, Region], weigh: Weigh):
         super().__init__()
+        gradient, query, key = read
         self.attention = Attention(
-            query=_scaled("query", op.scale, op),
-            key=Port(reads="key"),
-            value=Port(reads="gradient"),
+            query=_scaled(query, op.scale, op),
+            key=Port(key),
+            value=Port(gradient),
             weigh=attention.softmax,
             sum_over="h",
             transposed=True,
         )
 
-    def forward(self, tokens: dict[str, Tensor], mask: Tensor) -> Heads:
-        return self.attention(tokens, tokens, mask)
+    def forward(self, text: Stream, mask: Tensor) -> Heads:
+        return self.attention(text, text, mask)
 
 
 class StoreThenRead(nn.Module):
@@ -216,49 +238,81 @@ class StoreThenRead(nn.Module):
     second, token j asks with its own one-hot position, which picks a_tj from the store of every token t.
     """
 
-    def __init__(self, op: Attend, layout: Layout, weigh: Weigh):
+    def __init__(self, op: Attend, layout: Layout, regions: Regions, read: tuple[Region, Region, Region], weigh: Weigh):
         super().__init__()
+        gradient, query, key = read
         self.capacity = layout.geometry.dim_sim // op.num_heads
         one_hot = torch.eye(self.capacity, dtype=torch.float64)
         every_head = torch.ones(1, dtype=torch.float64)
         self.positions = Positional(one_hot, every_head, used=self.capacity)
+        self.position = regions.make("one-hot position", beside=True, width=self.capacity)
+        self.stored = regions.make("stored scores", beside=True, width=self.capacity * op.num_heads)
         self.store = Attention(
-            query=_scaled("query", op.scale, op),
-            key=Port(reads="key"),
-            value=Port(reads="position"),
-            weigh=attention.softmax,
+            query=_scaled(query, op.scale, op), key=Port(key), value=Port(self.position), weigh=attention.softmax
         )
+        regions.fill(self.positions, self.position)
+        regions.fill(self.store, self.stored)
         self.read = Attention(
-            query=Port(reads="position"),
-            key=Port(reads="stored"),
-            value=Port(reads="gradient"),
-            weigh=weigh,
-            sum_over="h",
+            query=Port(self.position), key=Port(self.stored), value=Port(gradient), weigh=weigh, sum_over="h"
         )
 
-    def forward(self, tokens: dict[str, Tensor], mask: Tensor) -> Heads:
-        num_tokens = tokens["gradient"].shape[-2]
+    def forward(self, text: Stream, mask: Tensor) -> Heads:
+        num_tokens = mask.shape[-2]
         if num_tokens > self.capacity:
             raise InputError(
                 f"{num_tokens} tokens train but a head stores {self.capacity} scores: "
                 "shorten the training part, or use transposition='scores'"
             )
-        tokens = {**tokens, "position": self.positions()[..., :num_tokens, :]}
-        tokens["stored"] = self.store(tokens, tokens, mask)
-        return self.read(tokens, tokens)
+        text = {**text, self.position: self.positions()[..., :num_tokens, :]}
+        return self.read(text, {**text, self.stored: self.store(text, text, mask)})
 
 
 class ScoreGradient(nn.Module):
-    """Gradients of queries and keys by the perturbed softmax."""
+    """Gradients of queries and keys by the perturbed softmax; the paper stops them, for the price of their exact form.
 
-    def __init__(self, op: Attend, cuts: tuple[Cut, Cut], layout: Layout, rule: LearningRule, tiny: float):
+    With a relative step the direction is the unit vector of the gradient, and its length is put back: into dq behind
+    the attention, into dk by values q_t |dy_t|, because dk_j collects from tokens of different lengths.
+    """
+
+    def __init__(
+        self,
+        op: Attend,
+        cuts: tuple[Cut, Cut],
+        layout: Layout,
+        regions: Regions,
+        read: tuple[Region, Region, Region, Region],
+        rule: LearningRule,
+        tiny: float,
+    ):
         super().__init__()
+        gradient, self.query, key, value = read
         step = score_step(rule, tiny)
-        groups = Groups(cuts[0], 1, layout.geometry.dim_slot)
-        self.length = Length(groups, tiny) if rule.epsilon_mode == "relative" else None
-        self.query_gradient = nn.ModuleList(_perturbed(op, sign * step, value="key") for sign in (1.0, -1.0))
+        self.length = self.lengthen = None
+        self.direction, self.long_query = gradient, self.query
+        if rule.epsilon_mode == "relative":
+            self.length = Length(Groups(cuts[0], 1, layout.geometry.dim_slot), tiny)
+            self.lengthen = Gated()
+            length = regions.make("length of gradient")
+            self.direction, self.long_query = (
+                regions.make(name, num_slots=cuts[0].count, beside=True) for name in ("unit gradient", "long query")
+            )
+            regions.fill(self.length, self.direction, length, None)
+            regions.fill(self.lengthen, self.long_query)
+
+        def perturbed(step: float, values: Region, *, transposed: bool = False) -> Attention:
+            """An attention whose scores are q . k + step * direction . v."""
+            return Attention(
+                query=Joined(_scaled(self.query, op.scale, op), _scaled(self.direction, step, op)),
+                key=Joined(Port(key), Port(value)),
+                value=Port(values),
+                weigh=attention.softmax,
+                sum_over="h" if transposed else "",
+                transposed=transposed,
+            )
+
+        self.query_gradient = nn.ModuleList(perturbed(sign * step, key) for sign in (1.0, -1.0))
         self.key_gradient = nn.ModuleList(
-            _perturbed(op, sign * step, value="long_query", transposed=True) for sign in (1.0, -1.0)
+            perturbed(sign * step, self.long_query, transposed=True) for sign in (1.0, -1.0)
         )
         self.subtract = Combine(torch.tensor([[1.0, -1.0]], dtype=torch.float64), op.scale / (2 * step))
         self.product = Gated()
@@ -267,38 +321,25 @@ class ScoreGradient(nn.Module):
         self.from_key = FromHeads(op, op.num_key_value_heads, cuts[1], layout)
 
     def forward(
-        self, tokens: dict[str, Tensor], dy: Pieces, mask: Tensor, inputs: Inputs, scene: Scene
+        self, text: Stream, dy: Pieces, mask: Tensor, inputs: HeadInputs, given: AttentionInputs
     ) -> tuple[Pieces, Pieces]:
-        tokens = {**tokens, "direction": tokens["gradient"], "long_query": tokens["query"]}
         length: Tensor | None = None
-        if self.length is not None:
+        if self.length is not None and self.lengthen is not None:
             unit, spread, _ = self.length(dy)
             length = inputs.to_query(spread)
-            tokens["direction"] = inputs.to_query(unit)
-            tokens["long_query"] = self.product(tokens["query"], length)
-        dquery = self.subtract(*(half(tokens, tokens, mask) for half in self.query_gradient))[0]
-        dkey = self.subtract(*(half(tokens, tokens, mask) for half in self.key_gradient))[0]
+            long_query = self.lengthen(text[self.query], length)
+            text = {**text, self.direction: inputs.to_query(unit), self.long_query: long_query}
+        dquery = self.subtract(*(half(text, text, mask) for half in self.query_gradient))[0]
+        dkey = self.subtract(*(half(text, text, mask) for half in self.key_gradient))[0]
         if length is not None:
             dquery = self.product(dquery, length)
         if self.turn_back is not None:
-            dquery, dkey = (self.turn_back(heads, scene.positions) for heads in (dquery, dkey))
+            dquery, dkey = (self.turn_back(heads, given.positions) for heads in (dquery, dkey))
         return self.from_query(dquery), self.from_key(dkey)
 
 
 def score_step(rule: LearningRule, tiny: float) -> float:
-    """Step of the perturbed softmax. For the exact gradient it only has to be good, so it follows the number format."""
+    """Step of the perturbed softmax. For the exact gradient it only has to be good, so it follows the dtype."""
     chosen = rule.epsilon is not None or rule.attention_gradient == "perturbed"
     double = tiny < torch.finfo(torch.float32).tiny
     return _DOUBLE_STEP if double and not chosen else rule.difference_step("perturbed")
-
-
-def _perturbed(op: Attend, step: float, *, value: str, transposed: bool = False) -> Attention:
-    """An attention whose scores are q . k + step * direction . v."""
-    return Attention(
-        query=Joined(_scaled("query", op.scale, op), _scaled("direction", step, op)),
-        key=Joined(Port(reads="key"), Port(reads="value")),
-        value=Port(reads=value),
-        weigh=attention.softmax,
-        sum_over="h" if transposed else "",
-        transposed=transposed,
-    )

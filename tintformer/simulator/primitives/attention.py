@@ -14,12 +14,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from tintformer.simulator.primitives.linear_maps import DimensionWise, SplitWise
-from tintformer.simulator.primitives.primitive import Primitive, constant
+from tintformer.simulator.primitives.tokenwise import DimensionWise, Primitive, SplitWise, constant
+from tintformer.simulator.regions import Region
 
 Heads = Float[Tensor, "B N H M T d"]
-Stream = Mapping[str, Tensor]
-"""Named regions of an embedding, each by heads; a region that is not there is zero."""
+Stream = Mapping[Region, Tensor]
+"""Regions of an embedding, each by heads; a region that is not there is zero."""
 Term = tuple[Tensor, float]
 """Attention weights, and the factor of the heads that have them."""
 Weigh = Callable[[Tensor, Tensor | None], list[Term]]
@@ -53,30 +53,31 @@ class Bias(Primitive):
 
 
 class Port(nn.Module):
-    """What queries, keys or values are made of: a linear map of one named region, and a positional term.
+    """What queries, keys or values are made of: a linear map of a region, and a positional term.
 
-    `idle` holds weights that the paper's layout has and this module does not need: all zero, never multiplied.
+    Several regions are heads side by side. `idle` holds weights that the paper's layout has and this module does not
+    need: all zero, never multiplied.
     """
 
     def __init__(
         self,
-        *,
-        reads: str | None = None,
+        *reads: Region,
         first_head: int = 0,
         factors: Sequence[DimensionWise | SplitWise] = (),
         positional: Positional | Bias | None = None,
         idle: Sequence[nn.Module] = (),
     ):
         super().__init__()
-        assert reads is not None or positional is not None, "a port carries a region, a position, or both"
+        assert reads or positional is not None, "a port carries a region, a position, or both"
         self.reads, self.first_head = reads, first_head
         self.factors, self.positional, self.idle = nn.ModuleList(factors), positional, nn.ModuleList(idle)
 
     def forward(self, stream: Stream) -> Heads:
-        if self.reads is None:
+        if not self.reads:
             assert self.positional is not None
             return self.positional()
-        heads, first = stream[self.reads], self.first_head
+        regions = [stream[region] for region in self.reads]
+        heads, first = regions[0] if len(regions) == 1 else torch.cat(regions, dim=2), self.first_head
         for factor in self.factors:
             heads = factor(heads, first)
             first = first if isinstance(factor, SplitWise) else 0
