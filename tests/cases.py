@@ -246,12 +246,13 @@ ROUND_OFF = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, tor
 """How far two computations of one thing may lie apart, relative to its largest element."""
 
 
-def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
+def assert_same(found: torch.Tensor, expected: torch.Tensor, *, times: float = 1.0) -> None:
     """The same but for round-off: what is computed from the same weights at another place in memory.
 
     What is stored is compared with `torch.equal`, and so are two identical passes over the same tensors.
+    `times` as far apart where a rule takes differences, which divide round-off by their step.
     """
-    atol = ROUND_OFF[expected.dtype] * max(1.0, float(expected.abs().max()))
+    atol = times * ROUND_OFF[expected.dtype] * max(1.0, float(expected.abs().max()))
     torch.testing.assert_close(found, expected, rtol=0, atol=atol)
 
 

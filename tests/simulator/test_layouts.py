@@ -194,8 +194,7 @@ def test_values_of_any_width_are_cut_and_put_together(width: int) -> None:
     assert int((tokens.data != 0).sum()) == plain.numel()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", [*MODELS, *ODD])
+@pytest.mark.parametrize(("name", "layout"), covering([*MODELS, *ODD], LAYOUTS))
 def test_weights_go_into_the_prefix_and_back_bit_by_bit(name: str, layout: Any) -> None:
     model = make_odd(name) if name in ODD else make_model(name)
     auxiliary = tint.load(model)
