@@ -13,8 +13,7 @@ from typing import Any, Literal
 from tintformer.bundled import BUNDLED, bundled_directory
 from tintformer.errors import InputError
 from tintformer.experiments.data_fetching import fetch_data, wanted_data
-from tintformer.experiments.described import SUFFIXES, shipped
-from tintformer.experiments.rows import EXTRA
+from tintformer.experiments.sources import EXTRA, YAML_SUFFIXES, shipped
 from tintformer.storage.cache_paths import PACKAGES, is_hub_id
 from tintformer.storage.download import Say
 
@@ -34,7 +33,7 @@ class Outcome:
 
 def kind_of(name: str) -> Kind:
     """What a name stands for. Descriptions of data come first, then models by name, then ids of models on the hub."""
-    if name in shipped() or Path(name).suffix in SUFFIXES:
+    if name in shipped() or Path(name).suffix in YAML_SUFFIXES:
         return "data"
     if name in PACKAGES:
         return "package"
