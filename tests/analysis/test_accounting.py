@@ -58,7 +58,7 @@ def test_every_difference_from_the_formula_is_named(name: str) -> None:
 
 def test_the_papers_linear_module_is_q_but_for_what_is_named() -> None:
     """Padding for the homogeneous coordinate, one more map across heads, switches and the constant: nothing else."""
-    config: Any = known_config("facebook/opt-125m")
+    config: Any = read_config("facebook/opt-125m")
     auxiliary = meta_auxiliary(config, "facebook/opt-125m")
     formula, padded = Formula.of(config), 780
     head_dim, num_heads = padded // 3, 12
@@ -70,7 +70,7 @@ def test_the_papers_linear_module_is_q_but_for_what_is_named() -> None:
 
 
 def test_the_lean_linear_module_is_one_table_and_two_mixes() -> None:
-    config: Any = known_config("facebook/opt-125m")
+    config: Any = read_config("facebook/opt-125m")
     auxiliary = meta_auxiliary(config, "facebook/opt-125m")
     table, mix, switch, constant = 193 * 193, 16 * 4, 1, 772
     assert linear_forward_size(auxiliary, layout="lean", stack=4) == table + 2 * mix + switch + constant

@@ -10,11 +10,11 @@ import pytest
 from praise import save_task
 
 from tintformer.bundled import read_text
-from tintformer.experiments.classification import InContextLearning
-from tintformer.experiments.classification_run import run_classification
-from tintformer.experiments.language import LanguageModelling, run_language
-from tintformer.experiments.records import Store
-from tintformer.experiments.work import workers
+from tintformer.experiments.in_context_learning import InContextLearning
+from tintformer.experiments.language_modelling import LanguageModelling
+from tintformer.experiments.record_store import RecordStore
+from tintformer.experiments.runner import Runner
+from tintformer.experiments.tuning import run_experiment
 
 NATS = {
     "nano-gpt2": {"auxiliary": 4.13364, "fine-tuning": 3.93310, "tint": 3.96260, "tint-paper": 3.96256},
@@ -35,8 +35,8 @@ def test_language_modelling(model: str, tmp_path: Path) -> None:
     experiment = LanguageModelling(
         model=model, data=str(text), shares=(0.5,), length=128, blocks=4, rates=(1e-4,), methods=tuple(NATS[model])
     )
-    with workers(Store(tmp_path / "records")) as crew:
-        found = {each.method: fmean(each.nats) / each.tokens for each in run_language(experiment, crew)}
+    with Runner(RecordStore(tmp_path / "records")) as runner:
+        found = {each.method: fmean(each.nats) / each.tokens for each in run_experiment(experiment, runner)}
     assert found == pytest.approx(NATS[model], abs=5e-4)
 
 
@@ -54,7 +54,7 @@ def test_in_context_learning(model: str, tmp_path: Path) -> None:
         seeds=(0, 1),
         tests=10,
     )
-    with workers(Store(tmp_path / "records")) as crew:
-        results = run_classification(experiment, crew)
+    with Runner(RecordStore(tmp_path / "records")) as runner:
+        results = run_experiment(experiment, runner)
     found = {each.method: fmean(v for answers in each.answers for v in answers.cross_entropy()) for each in results}
     assert found == pytest.approx(CROSS_ENTROPY[model], abs=5e-4)

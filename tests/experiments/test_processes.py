@@ -16,18 +16,17 @@ from threading import Barrier
 from typing import Any
 
 import pytest
-from experiments.test_work import Doubling
+from experiments.test_runner import Doubling
 from patience import PATIENCE
 from praise import save_task
 from typer.testing import CliRunner
 
 from tintformer.bundled import read_text
 from tintformer.cli.app import app
-from tintformer.cli.evaluate.shared import threads_of
+from tintformer.cli.evaluate.eval_run import threads_of
 from tintformer.errors import InputError, TintError
-from tintformer.experiments.processes import Group, together
-from tintformer.experiments.records import Store
-from tintformer.experiments.work import Workers
+from tintformer.experiments.record_store import RecordStore
+from tintformer.experiments.runner import ProcessGroup, Runner, fail_together
 
 TINT = Path(sys.executable).parent / "tint"
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
@@ -134,7 +133,7 @@ def test_an_error_in_one_process_is_one_line_and_the_end_of_all(place: Path) -> 
     assert not list(place.glob("nothing-*"))
 
 
-class Threads(Group):
+class Threads(ProcessGroup):
     """Ranks that are threads of this process, and meet at a barrier instead of by gloo."""
 
     def __init__(self, rank: int, size: int, table: list[Any], barrier: Barrier):
@@ -149,14 +148,14 @@ class Threads(Group):
         return told
 
 
-def ranks(do: Callable[[Group], Any], size: int = 3) -> list[Any]:
+def ranks(do: Callable[[ProcessGroup], Any], size: int = 3) -> list[Any]:
     """What comes out of each rank: a value or an error."""
     table, barrier = [None] * size, Barrier(size)
 
     def run(rank: int) -> Any:
         try:
             processes = Threads(rank, size, table, barrier)
-            with together(processes):
+            with fail_together(processes):
                 return do(processes)
         except Exception as error:
             return error
@@ -168,12 +167,12 @@ def ranks(do: Callable[[Group], Any], size: int = 3) -> list[Any]:
 @pytest.mark.parametrize("common", [True, False])
 def test_every_rank_ends_up_with_all_records_and_nothing_is_done_twice(tmp_path: Path, common: bool) -> None:
     experiment = Doubling(tmp_path)
-    stores = [Store(tmp_path / ("records" if common else f"records-{rank}")) for rank in range(3)]
+    stores = [RecordStore(tmp_path / ("records" if common else f"records-{rank}")) for rank in range(3)]
     for store, number in zip(stores, (5, 6, 5), strict=True):  # as if an earlier run had been stopped
         store.save({"number": number}, {"double": 2 * number, "exact": 0.1 + 0.2})
 
-    def complete(group: Group) -> list[int]:
-        results = Workers(stores[group.rank], group=group).complete(experiment, [1, 2, 3, 4, 5, 6, 104, 7])
+    def complete(group: ProcessGroup) -> list[int]:
+        results = Runner(stores[group.rank], group=group).complete(experiment, [1, 2, 3, 4, 5, 6, 104, 7])
         return [each["double"] for each in results]
 
     assert ranks(complete) == [[2, 4, 6, 8, 10, 12, 8, 14]] * 3
@@ -184,16 +183,16 @@ def test_every_rank_ends_up_with_all_records_and_nothing_is_done_twice(tmp_path:
 
 
 def test_what_was_done_in_the_turn_of_an_error_is_kept(tmp_path: Path) -> None:
-    experiment, store = Doubling(tmp_path, fails_at=5), Store(tmp_path / "records")
-    first, failed, third = ranks(lambda group: Workers(store, group=group).complete(experiment, [1, 2, 3, 4, 5, 6]))
+    experiment, store = Doubling(tmp_path, fails_at=5), RecordStore(tmp_path / "records")
+    first, failed, third = ranks(lambda group: Runner(store, group=group).complete(experiment, [1, 2, 3, 4, 5, 6]))
     assert isinstance(failed, InputError) and str(failed) == "5 is unlucky"
     assert str(first) == str(third) == f"rank 1, on {platform.node()}: 5 is unlucky"
     assert experiment.done() == sorted(record.identity["number"] for record in store) == [1, 2, 3, 4, 6]
 
 
 def test_ranks_that_do_something_else_are_told_apart(tmp_path: Path) -> None:
-    def complete(group: Group) -> Any:
-        return Workers(Store(tmp_path), group=group).complete(Doubling(tmp_path), [1, 2 + group.rank // 2])
+    def complete(group: ProcessGroup) -> Any:
+        return Runner(RecordStore(tmp_path), group=group).complete(Doubling(tmp_path), [1, 2 + group.rank // 2])
 
     for error in ranks(complete):
         assert "rank 2, on" in str(error) and "differs from rank 0 in number; all" in str(error)
@@ -204,7 +203,7 @@ def test_ranks_that_do_something_else_are_told_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyError("blocks")])
 def test_any_error_is_told_by_the_others_in_one_line(error: Exception) -> None:
-    def fail(group: Group) -> None:
+    def fail(group: ProcessGroup) -> None:
         if group.rank == 0:
             raise error
 
@@ -215,7 +214,7 @@ def test_any_error_is_told_by_the_others_in_one_line(error: Exception) -> None:
 
 
 def test_processes_start_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tintformer.experiments.processes.group", lambda: Group(0, 2))
+    monkeypatch.setattr("tintformer.experiments.runner.process_group", lambda: ProcessGroup(0, 2))
     with pytest.raises(InputError, match="started 2 processes, each of which would start --jobs 3"):
         threads_of(3)
 

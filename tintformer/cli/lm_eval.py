@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tintformer.cli.evaluate.shared import started
+from tintformer.cli.evaluate.eval_run import started
 from tintformer.errors import InputError
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}

@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tintformer.errors import InputError
-from tintformer.experiments.described import read_description
-from tintformer.experiments.hub import Hub, download_rows, kept_rows
-from tintformer.experiments.rows import read_rows
-from tintformer.experiments.tasks.description import KIND as CLASSIFICATION
-from tintformer.experiments.tasks.description import read_task_description
-from tintformer.experiments.text_files import read_text_description
+from tintformer.experiments.sources import Hub, download_rows, kept_rows, read_description, read_rows
+from tintformer.experiments.tasks import CLASSIFICATION, read_task_description
+from tintformer.experiments.texts import read_text_description
 from tintformer.storage.whole_files import check_directory, whole_file
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tintformer.errors import DivergenceError, InputError, RuleError
-from tintformer.experiments.rows import EXTRA
+from tintformer.experiments.sources import EXTRA
 from tintformer.rule.learning_rule import LearningRule, Reduction
 
 if TYPE_CHECKING:

@@ -1,15 +1,23 @@
-"""Methods: the ways to learn from the training part that are compared, each without its rate."""
+"""Methods: the ways to learn from the training part that are compared, each without its rate, and how each is done."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tintformer.errors import InputError
-from tintformer.experiments.learning import How
+from tintformer.experiments import lora
 from tintformer.experiments.lora import Lora
 from tintformer.rule.learning_rule import LearningRule
+
+if TYPE_CHECKING:
+    from tintformer.auxiliary.description import Auxiliary
+    from tintformer.execution.output import Logits, TintOutput
+    from tintformer.learning.tuned import Tuned
+
+Adaptation = LearningRule | Lora
+"""All that decides what is learnt from given tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,19 +26,26 @@ class Method:
 
     title: str
     """What tables call it."""
-    preset: Callable[..., How] | None = None
+    preset: Callable[..., Adaptation] | None = None
     """Makes the rule (or what stands for one); None where nothing is learnt."""
     knobs: dict[str, Any] = field(default_factory=dict[str, Any])
     rate_of: str | None = None
     """The method whose rate it takes, so that the two differ in their gradient alone; None: it has its own."""
 
-    def how(self, rate: float, *, layers: int | None, steps: int) -> How | None:
+    @property
+    def chooses_rate(self) -> bool:
+        """Whether it learns, at a rate of its own."""
+        return self.preset is not None and self.rate_of is None
+
+    def rule(self, rate: float, *, layers: int | None, steps: int) -> Adaptation | None:
         """The rule at a rate; None where nothing is learnt."""
         if self.preset is None:
             return None
         return self.preset(learning_rate=rate, layers=layers, steps=steps, **self.knobs)
 
 
+# The paper's own baselines (section "Experiments") are the model as it is and fine-tuning of all block weights. The
+# others split the gap to TinT: which parameters move, and by which gradient.
 METHODS = {
     "auxiliary": Method(title="the model as it is"),
     "fine-tuning": Method(title="fine-tuning, all block weights", preset=LearningRule.full),
@@ -62,9 +77,29 @@ def find_methods(names: tuple[str, ...]) -> dict[str, Method]:
     return dict(sorted(found.items(), key=lambda item: item[1].rate_of is not None))
 
 
-def check_rules(names: tuple[str, ...], num_blocks: int, *, layers: int | None, steps: int) -> None:
-    """Refuse what no rule can be made of, before anything is computed."""
-    for method in find_methods(names).values():
-        how = method.how(0.0, layers=layers, steps=steps)
-        if how is not None:
-            how.num_trained(num_blocks)
+def learn_each(
+    auxiliary: Auxiliary, rule: Adaptation, engine: str, *, logits: Logits = "none", **learning: Any
+) -> TintOutput:
+    """Every sequence learns from its own training part, and is predicted afterwards."""
+    if isinstance(rule, Lora):
+        from tintformer.execution.batch import Batch
+
+        return lora.learn_each(auxiliary, rule, Batch.of(auxiliary, **learning), logits=logits)
+    from tintformer.learning.tint import Tint
+
+    return Tint(auxiliary, rule, engine=engine)(**learning, logits=logits)
+
+
+def learn_once(auxiliary: Auxiliary, rule: Adaptation | None, **learning: Any) -> Tuned:
+    """One update from all sequences together; with None in place of a way to learn, none at all."""
+    if rule is None:
+        from tintformer.learning.tuned import Tuned
+
+        return Tuned.untrained(auxiliary)
+    if isinstance(rule, Lora):
+        from tintformer.execution.batch import Batch
+
+        return lora.learn(auxiliary, rule, Batch.of(auxiliary, **learning))
+    from tintformer.learning.tint import Tint
+
+    return Tint(auxiliary, rule).adapt(**learning)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tintformer.errors import InputError
 from tintformer.experiments.prompts import Encoder, Question, Role, Scored
-from tintformer.experiments.tasks.task import Example
-from tintformer.experiments.tokens import common_start
+from tintformer.experiments.tasks import Example
+from tintformer.experiments.tokenisation import common_start
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,6 +63,7 @@ class Prompted:
     """How many texts lost their end because they were too long."""
 
 
+# The two modes are those of the case study "In-Context Learning" and its figure of few-shot settings.
 def single(encoder: Encoder, demonstrations: Sequence[Example], text: str | None) -> Prompted:
     """Demonstrations and test input as segments after one shared BOS; positions restart in each of them.
 
@@ -181,27 +182,8 @@ def loss_by_segment(rows: Sequence[Packed], token_loss: Tensor) -> Tensor:
     return torch.stack(losses)
 
 
-class Learning(TypedDict):
-    """The keywords of `Tint(...)` and `Tint.adapt`."""
-
-    input_ids: Tensor
-    attention_mask: Tensor
-    segment_ids: Tensor
-    train_mask: Tensor
-    loss_mask: Tensor
-
-
-class Scoring(TypedDict):
-    """The keywords of `Tuned.score`."""
-
-    input_ids: Tensor
-    attention_mask: Tensor
-    segment_ids: Tensor
-    score_mask: Tensor
-
-
-def to_learn(sequences: Sequence[Packed], *, loss: Loss, test_text: bool = True, padding: int = 0) -> Learning:
-    """Sequences to learn from and to predict: everything but the answer is the training part.
+def to_learn(sequences: Sequence[Packed], *, loss: Loss, test_text: bool = True) -> dict[str, Any]:
+    """The keywords of `Tint(...)` and `Tint.adapt`: everything but the answer is the training part.
 
     `loss` "label" has the labels of demonstrations as targets, "full" all tokens; then `test_text` says whether the
     test input without its answer is learnt from as well, as the authors do.
@@ -210,12 +192,13 @@ def to_learn(sequences: Sequence[Packed], *, loss: Loss, test_text: bool = True,
 
     if loss not in get_args(Loss):
         raise InputError(f"loss={loss!r} is unknown; choose one of {', '.join(get_args(Loss))}")
+    # "Label loss" and "full context loss" of the paper differ in their targets alone: every token is still attended to.
     wanted = {Role.LABEL} if loss == "label" else {Role.CONTEXT, Role.LABEL} | ({Role.TEST} if test_text else set())
     if any(wanted.isdisjoint(sequence.roles) for sequence in sequences):
         raise InputError(f"loss={loss!r} has nothing to learn from without demonstrations; give some")
     roles, attended = _padded([each.roles for each in sequences], Role.FIRST), _attended(sequences)
-    return Learning(
-        input_ids=_padded([each.ids for each in sequences], padding),
+    return dict(
+        input_ids=_padded([each.ids for each in sequences], 0),
         attention_mask=attended,
         segment_ids=_padded([each.segments for each in sequences], 0),
         train_mask=(roles != Role.ANSWER) & attended,
@@ -223,10 +206,10 @@ def to_learn(sequences: Sequence[Packed], *, loss: Loss, test_text: bool = True,
     )
 
 
-def to_score(sequences: Sequence[Packed], *, padding: int = 0) -> Scoring:
-    """Sequences to predict only: the answers are scored."""
-    return Scoring(
-        input_ids=_padded([each.ids for each in sequences], padding),
+def to_score(sequences: Sequence[Packed]) -> dict[str, Any]:
+    """The keywords of `Tuned.score`: the answers are scored."""
+    return dict(
+        input_ids=_padded([each.ids for each in sequences], 0),
         attention_mask=_attended(sequences),
         segment_ids=_padded([each.segments for each in sequences], 0),
         score_mask=_padded([each.roles for each in sequences], Role.FIRST) == Role.ANSWER,

@@ -7,14 +7,14 @@ a word may be several tokens, and the space before it may belong to its first on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
 from tintformer.errors import InputError
-from tintformer.experiments.tasks.task import Example, Prompt
-from tintformer.experiments.tokens import common_start, first_token, tokenise
+from tintformer.experiments.tasks import Example, Prompt
+from tintformer.experiments.tokenisation import common_start, first_token, tokenise
 
 
 class Role(IntEnum):
@@ -38,11 +38,6 @@ class Scored:
 
     ids: tuple[int, ...]
     roles: tuple[Role, ...]
-
-    @property
-    def label_mask(self) -> tuple[bool, ...]:
-        """The tokens of label words."""
-        return tuple(role in (Role.LABEL, Role.ANSWER) for role in self.roles)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -71,7 +66,7 @@ class Question:
         return max(map(len, self.scored))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Encoder:
     """A prompt and a tokenizer, within the context of a model."""
 
@@ -81,6 +76,8 @@ class Encoder:
     """Tokens that a sequence may have, BOS included; longer texts lose their end (the prompt after them stays)."""
     bos: bool | None = None
     """Whether sequences begin with a BOS; None does what the tokenizer itself does. It is never there twice."""
+    _shown: dict[Example, tuple[Scored, bool]] = field(default_factory=dict[Example, tuple[Scored, bool]])
+    _lengths: dict[Example, int] = field(default_factory=dict[Example, int])
 
     @cached_property
     def first(self) -> tuple[int, ...]:
@@ -133,14 +130,6 @@ class Encoder:
                 return number
         return len(demonstrations)
 
-    @cached_property
-    def _shown(self) -> dict[Example, tuple[Scored, bool]]:
-        return {}
-
-    @cached_property
-    def _lengths(self) -> dict[Example, int]:
-        return {}
-
     def _answered(self, before: Sequence[Example], prompt: str) -> list[Scored]:
         """A text for each label word, all with the same tokens before the answer."""
         front, labels = "", list[tuple[int, int]]()
@@ -156,6 +145,7 @@ class Encoder:
 
     def _mark(self, text: str, labels: list[tuple[int, int]], test: int, answer: int) -> Scored:
         """The tokens of a text; labels are given by their characters, test input and answer by where they begin."""
+        # The whole text at once: tokens at the border of two pieces may merge.
         (tokens,) = tokenise(self.tokenizer, [text])
         roles = [Role.TEST if end > test else Role.CONTEXT for _, end in tokens.spans]
         for number in tokens.touching(labels):

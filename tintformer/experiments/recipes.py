@@ -1,4 +1,4 @@
-"""Recipes: the paper's three tables as runs, on its models or on any other."""
+"""The paper's three tables as runs, on its models or on any other, and the paper's own protocol beside ours."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tintformer.experiments.classification import InContextLearning
-from tintformer.experiments.language import LanguageModelling
+from tintformer.errors import InputError
+from tintformer.experiments.in_context_learning import InContextLearning
+from tintformer.experiments.language_modelling import LanguageModelling
+from tintformer.experiments.open_models import open_model
 
+PROTOCOLS = ("tuned", "paper")
+"""Rates from data of their own, which is the default, or all as the authors did it."""
+LABEL_RATES = (1e-5, 1e-4, 1e-3)
+"""What the authors choose from for the loss of label words (appendix "Experiments")."""
+FULL_RATES = (1e-7, 1e-6, 1e-5)
+"""And for the loss of all tokens, which is a sum over more of them."""
 TASKS = ("subj", "agnews", "sst2", "cr", "mr", "mpqa", "amazon")
 """In the order of the paper's columns."""
 TEXT_MODELS = ("gpt2", "facebook/opt-125m")
@@ -20,10 +28,29 @@ SETTINGS = (("all", 1), ("half", 2), ("quarter", 4))
 _SHARES = {"all": 1, "half": 2, "quarter": 4}
 
 
+def by_protocol(experiment: Any, protocol: str) -> Any:
+    """An experiment as a protocol does it.
+
+    `tuned` leaves it as it is. `paper` chooses rates on what is scored, from the authors' grid unless another is given,
+    and the full loss of demonstrations also trains on the text of the test input. All else that theirs is made of is
+    the default: balanced demonstrations and tests, segments after a shared BOS, the calibration prompt in a pass of its
+    own, lines tokenised one by one.
+    """
+    if protocol not in PROTOCOLS:
+        raise InputError(f"--protocol {protocol!r} is unknown; choose one of {', '.join(PROTOCOLS)}")
+    if protocol == "tuned":
+        return experiment
+    label_loss = isinstance(experiment, InContextLearning) and experiment.loss == "label"
+    changed = replace(
+        experiment, chosen_on="test", rates=experiment.rates or (LABEL_RATES if label_loss else FULL_RATES)
+    )
+    if isinstance(changed, InContextLearning) and changed.shots > 0 and not label_loss:
+        return replace(changed, test_text=True)
+    return changed
+
+
 def share_of_blocks(model: str, share: str, dtype: str = "float32") -> int | None:
     """How many of a model's blocks "all" (None), "half" or "quarter" of them are, at least one."""
-    from tintformer.experiments.models import open_model
-
     # The model itself is asked, which the experiment opens anyway: some files have no configuration beside them.
     return None if share == "all" else max(1, len(open_model(model, dtype).auxiliary.blocks) // _SHARES[share])
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tintformer.errors import InputError
-from tintformer.experiments.classification import InContextLearning
-from tintformer.experiments.classification_run import run_classification
-from tintformer.experiments.language import LanguageModelling, run_language
-from tintformer.experiments.work import Workers
+from tintformer.experiments.in_context_learning import InContextLearning
+from tintformer.experiments.language_modelling import LanguageModelling
+from tintformer.experiments.result_figures import in_context_figures, language_figures
+from tintformer.experiments.tables import ResultTable, in_context_tables, language_tables
 from tintformer.storage.whole_files import whole_file
-
-if TYPE_CHECKING:
-    from tintformer.experiments.tables.points import Point
-    from tintformer.experiments.tables.table import Table
 
 KINDS: dict[str, type[LanguageModelling | InContextLearning]] = {"lm": LanguageModelling, "icl": InContextLearning}
 _FORMATS = {"md": "markdown", "tex": "latex", "csv": "csv"}
@@ -35,44 +31,10 @@ class Run:
     by_length: bool = False
     """Score label words by the mean over their tokens."""
 
-    def results(self, crew: Workers, log: Callable[[Point], None] | None = None) -> list[list[Any]]:
-        """The results of each experiment; what has a record is not done again. `log` hears of each when it is done."""
-        do: Any = run_language if self.kind == "lm" else run_classification
-        results: list[list[Any]] = []
-        for experiment in self.experiments:
-            results.append(do(experiment, crew))
-            if log is not None:
-                for point in self.points(experiment, results[-1]):
-                    log(point)
-        return results
-
-    def points(self, experiment: Any, results: Sequence[Any]) -> Iterator[Point]:
-        """What a tracker is told about the results of an experiment."""
-        from tintformer.experiments.tables.points import classification_points, language_points
-
-        if self.kind == "lm":
-            return language_points(experiment, results)
-        return classification_points(experiment, results, by_length=self.by_length)
-
-    def num_units(self) -> int:
-        """About how many units there are; how many rates are tried is known only afterwards."""
-        return sum(experiment.num_units() for experiment in self.experiments)
-
-    def tables(self, results: Sequence[Sequence[Any]]) -> list[Table]:
-        """The tables of those results."""
-        from tintformer.experiments.tables.classification import classification_tables
-        from tintformer.experiments.tables.language import language_tables
-
+    def tables(self, results: Sequence[Sequence[Any]]) -> list[ResultTable]:
+        """The tables of the results of each experiment."""
         done: Any = list(zip(self.experiments, results, strict=True))
-        return classification_tables(done, by_length=self.by_length) if self.kind == "icl" else language_tables(done)
-
-    def figures(self, results: Sequence[Sequence[Any]]) -> dict[str, bytes]:
-        """The figures of those results, PNGs by name; those with nothing to show are left out."""
-        from tintformer.experiments.tables.figures import classification_figures, language_figures
-
-        done: Any = list(zip(self.experiments, results, strict=True))
-        found = classification_figures(done) if self.kind == "icl" else language_figures(done)
-        return {name: png for name, png in found.items() if png}
+        return in_context_tables(done, by_length=self.by_length) if self.kind == "icl" else language_tables(done)
 
     def save(self, directory: Path) -> None:
         """Keep what is asked for, before it is done."""
@@ -126,13 +88,14 @@ def _revived(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def save_results(run: Run, results: Sequence[Sequence[Any]], directory: Path) -> list[Path]:
-    """Tables in every format and figures; returns their paths."""
-    tables = run.tables(results)
+    """Tables in every format and figures, but for those with nothing to show; returns their paths."""
+    tables, done = run.tables(results), list(zip(run.experiments, results, strict=True))
+    figures = in_context_figures(done) if run.kind == "icl" else language_figures(done)
     contents = {
         f"{run.name}.{suffix}": "\n".join(getattr(table, method)() for table in tables).encode()
         for suffix, method in _FORMATS.items()
     }
-    contents |= {f"{run.name}-{name}.png": png for name, png in run.figures(results).items()}
+    contents |= {f"{run.name}-{name}.png": png for name, png in figures.items() if png}
     for name, content in contents.items():
         _write(directory / name, content)
     return [directory / name for name in contents]

@@ -12,10 +12,11 @@ from lm_eval import evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
 
-from tintformer.experiments.classification import InContextLearning
-from tintformer.experiments.classification_run import Answers, run_classification
-from tintformer.experiments.records import Store
-from tintformer.experiments.work import workers
+from tintformer.experiments.in_context_learning import InContextLearning
+from tintformer.experiments.label_scoring import Answers
+from tintformer.experiments.record_store import RecordStore
+from tintformer.experiments.runner import Runner
+from tintformer.experiments.tuning import run_experiment
 from tintformer.integrations.lm_eval import TASKS
 
 WORDS = (("a dull", "the tired", "a hollow and noisy"), ("a warm", "the witty", "a bright and tender"))
@@ -37,8 +38,8 @@ def save_reviews(directory: Path) -> Path:
 
 def own_runner(directory: Path, **experiment: Any) -> dict[str, Answers]:
     """What `tint eval icl` finds, by method."""
-    with workers(Store(directory)) as crew:
-        results = run_classification(InContextLearning(seeds=(0,), methods=("auxiliary", "tint"), **experiment), crew)
+    with Runner(RecordStore(directory)) as runner:
+        results = run_experiment(InContextLearning(seeds=(0,), methods=("auxiliary", "tint"), **experiment), runner)
     return {result.method: result.answers[0] for result in results}
 
 

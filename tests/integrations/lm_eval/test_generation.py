@@ -12,7 +12,7 @@ from films import request
 import tintformer as tint
 from tintformer.errors import InputError
 from tintformer.integrations.lm_eval import TintLM
-from tintformer.integrations.lm_eval.generation import Wanted
+from tintformer.integrations.lm_eval.arguments import GenerationOptions
 
 PROMPTS = [
     "The roads to Harlow Lodge were bad, and the roads to Harlow Lodge were long. The roads to",
@@ -77,13 +77,15 @@ def test_sampling_follows_the_seed(lm: TintLM) -> None:
 
 
 def test_options_have_the_names_of_the_harness() -> None:
-    assert Wanted.of({"until": "\n", "temperature": 0.0}) == Wanted(
-        max_new_tokens=256, until=("\n",), options={"do_sample": False}
+    assert GenerationOptions.of({"until": "\n", "temperature": 0.0}) == GenerationOptions(
+        max_new_tokens=256, until=("\n",), extra={"do_sample": False}
     )
-    assert Wanted.of({"do_sample": False, "temperature": 0.7, "max_new_tokens": 3}).options == {"do_sample": False}
-    assert Wanted.of({"temperature": 0.7}).options == {"do_sample": True, "temperature": 0.7}
+    assert GenerationOptions.of({"do_sample": False, "temperature": 0.7, "max_new_tokens": 3}).extra == {
+        "do_sample": False
+    }
+    assert GenerationOptions.of({"temperature": 0.7}).extra == {"do_sample": True, "temperature": 0.7}
     with pytest.raises(InputError, match="do_sample=True with temperature=0"):
-        Wanted.of({"do_sample": True, "temperature": 0})
+        GenerationOptions.of({"do_sample": True, "temperature": 0})
 
 
 def test_more_tokens_than_there_is_room_for_are_refused(lm: TintLM) -> None:

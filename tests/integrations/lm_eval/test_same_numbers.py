@@ -15,8 +15,8 @@ from lm_eval.models.huggingface import HFLM
 from tiny import save_model
 
 from tintformer.errors import InputError
-from tintformer.experiments.classification_run import Answers
-from tintformer.experiments.tasks.description import read_task_description
+from tintformer.experiments.label_scoring import Answers
+from tintformer.experiments.tasks import read_task_description
 from tintformer.integrations.lm_eval import TintLM
 from tintformer.learning.text import find_tokenizer
 from tintformer.storage.loading import load

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from tintformer.cli.evaluate.classification import classification
-from tintformer.cli.evaluate.language import language
-from tintformer.cli.evaluate.listing import listing
-from tintformer.cli.evaluate.recipes import table_icl, table_lm, table_settings
-from tintformer.cli.evaluate.table import table
+from tintformer.cli.evaluate.icl import classification
+from tintformer.cli.evaluate.listing import listing, table
+from tintformer.cli.evaluate.lm import language
+from tintformer.cli.evaluate.paper_tables import table_icl, table_lm, table_settings
 
 evaluate = typer.Typer(help="The paper's experiments on any model and data.", no_args_is_help=True)
 evaluate.command("lm")(language)

@@ -1,15 +1,22 @@
-"""`tint eval list`: what ships with the package."""
+"""`tint eval list` and `tint eval table`: what ships with the package, and tables of runs that are done."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tintformer.cli.evaluate.eval_options import OUTPUT
+from tintformer.cli.evaluate.eval_run import show, started
 from tintformer.cli.options import Json
 from tintformer.console import print_json, print_table
 
 
 def listing(json: Json = False) -> None:
     """What ships: descriptions of data, and the methods that are compared."""
-    from tintformer.experiments.described import read_description, shipped
     from tintformer.experiments.methods import METHODS
+    from tintformer.experiments.sources import read_description, shipped
 
     descriptions = {name: read_description(name)[0] for name in shipped()}
     data = [{"name": name, "kind": each["kind"], "title": each["title"]} for name, each in descriptions.items()]
@@ -19,3 +26,21 @@ def listing(json: Json = False) -> None:
         return
     print_table(data, title="data")
     print_table(methods, title="methods")
+
+
+def table(
+    directory: Annotated[Path, typer.Argument(help="What was given to --output.")] = OUTPUT,
+    together: Annotated[bool, typer.Option("--together", help="One table of all runs of a kind.")] = False,
+    json: Json = False,
+) -> None:
+    """Make the tables of all runs of a directory again, as Markdown, LaTeX and CSV; nothing is computed anew."""
+    from tintformer.experiments.record_store import RecordStore
+    from tintformer.experiments.runner import Runner
+    from tintformer.experiments.runs import join_runs, load_runs
+    from tintformer.experiments.tuning import run_experiment
+
+    with started() as processes, Runner(RecordStore(directory / "records"), only_records=True) as runner:
+        runs = load_runs(directory) if processes.is_first else []
+        for run in join_runs(runs) if together else runs:
+            results = [run_experiment(experiment, runner) for experiment in run.experiments]
+            show(run, results, directory, json=json)

@@ -1,21 +1,28 @@
-"""`--track`: what a run does and finds, told to any tracker that accelerate knows."""
+"""`--track`: what a run does and finds, told to any tracker that accelerate knows, under stable names."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+import re
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from tintformer.errors import InputError, cause
 
 if TYPE_CHECKING:
+    from tintformer.experiments.in_context_learning import InContextResult
+    from tintformer.experiments.language_modelling import LanguageResult
     from tintformer.experiments.runs import Run
+    from tintformer.learning.rate_selection import RatePoint
 
 PLACE = "tracking"
 """Below the output directory, for trackers that write files."""
+TrackedMetrics = dict[str, float]
+"""Values of one moment, by name; what stands before the first slash is the chart."""
 
 
 class Tracking:
@@ -24,12 +31,18 @@ class Tracking:
     def __init__(self, trackers: Sequence[Any] = ()):
         self._trackers, self._steps, self._units = trackers, 0, 0
 
-    def log(self, values: Mapping[str, float]) -> None:
+    def log(self, values: TrackedMetrics) -> None:
         """Values of one moment; what is not finite, as the loss of a rate that diverged, is left out."""
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         for tracker in self._trackers if finite else ():
             tracker.log(finite, step=self._steps)
         self._steps += 1
+
+    def log_results(self, run: Run, experiment: Any, results: Sequence[Any]) -> None:
+        """The curves of the rates of an experiment, and the figures of its tables."""
+        metrics = _language_metrics if run.kind == "lm" else _in_context_metrics
+        for values in metrics(experiment, results, run.by_length):
+            self.log(values)
 
     def count(self, units: int) -> None:
         """So many more units are done."""
@@ -75,7 +88,7 @@ def tracking(name: str | None, run: Run, output: Path) -> Generator[Tracking]:
 
 def _configuration(run: Run) -> dict[str, Any]:
     """What is asked for, as plain values; those that differ between the experiments of a run with commas."""
-    from tintformer.experiments.identity import code_version
+    from tintformer.experiments.code_version import code_version
 
     fields = [asdict(experiment) for experiment in run.experiments]
     values = {name: list(dict.fromkeys(_plain(each[name]) for each in fields)) for name in fields[0]}
@@ -87,3 +100,45 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return ", ".join(map(str, value))
     return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
+def _language_metrics(experiment: Any, results: Sequence[LanguageResult], _: bool) -> Iterator[TrackedMetrics]:
+    """`perplexity/MODEL/METHOD/SHARE`, after the curve of its rates."""
+    from tintformer.experiments.open_models import short_name
+    from tintformer.experiments.tables import perplexity
+
+    for result in results:
+        name = f"{short_name(experiment.model)}/{result.method}/{result.share:g}"
+        yield from _curve_metrics(name, result.curve)
+        yield {f"perplexity/{name}": perplexity(result)}
+
+
+def _in_context_metrics(
+    experiment: Any, results: Sequence[InContextResult], by_length: bool
+) -> Iterator[TrackedMetrics]:
+    """`accuracy/MODEL/TASK/SETTING/METHOD/SCORES` in percent and `cross-entropy/...` in nats, after the curves."""
+    from tintformer.experiments.open_models import short_name
+    from tintformer.experiments.tables import pooled, setting, task_title
+
+    where = [short_name(experiment.model), _word(task_title(experiment)), _word(setting(experiment))]
+    for result in results:
+        name = "/".join([*where, result.method])
+        for answers, curve in zip(result.answers, result.curves, strict=False):
+            yield from _curve_metrics(f"{name}/seed-{answers.seed}" if len(result.curves) > 1 else name, curve)
+        for scores in ("plain", "calibrated"):
+            right, nats = (
+                fmean(pooled(result, calibrated=scores == "calibrated", by_length=by_length, measure=measure))
+                for measure in ("right", "cross_entropy")
+            )
+            yield {f"accuracy/{name}/{scores}": 100 * right, f"cross-entropy/{name}/{scores}": nats}
+
+
+def _curve_metrics(name: str, curve: Sequence[RatePoint]) -> Iterator[TrackedMetrics]:
+    """`rate/...` and, at the same step, the `loss/...` that it gave."""
+    for point in curve:
+        yield {f"rate/{name}": point.rate, f"loss/{name}": point.loss}
+
+
+def _word(text: str) -> str:
+    """Trackers allow little else in names."""
+    return re.sub(r"[^\w.]+", "-", text).strip("-")

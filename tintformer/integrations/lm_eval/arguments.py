@@ -1,7 +1,9 @@
-"""The model args of `tint` in the harness: every one known and checked before a model is loaded."""
+"""What the harness hands over: model args, every one checked before a model is loaded, and options of generation."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -11,9 +13,13 @@ from tintformer.errors import InputError, RuleError
 from tintformer.learning.engine_registry import engines_that
 from tintformer.rule.learning_rule import PRESETS, LearningRule
 
+TOKENS = 256
+"""Tokens to generate where a task does not say."""
+_COUNTS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments:
+class ModelArguments:
     """What `--model_args` may hold, besides the knobs of a learning rule and `preset`."""
 
     pretrained: str
@@ -34,7 +40,7 @@ class Arguments:
         return getattr(torch, self.dtype)
 
     @classmethod
-    def of(cls, given: dict[str, Any]) -> Arguments:
+    def of(cls, given: dict[str, Any]) -> ModelArguments:
         """What the harness hands over: numbers as numbers, the rest as text."""
         knobs = [field.name for field in fields(LearningRule)]
         own = [field.name for field in fields(cls) if field.name != "rule"]
@@ -74,3 +80,47 @@ def _count(name: str, value: Any) -> int:
     if isinstance(value, bool) or not str(value).isdecimal() or int(value) < 1:
         raise InputError(f"{name}={value!r} must be a whole number of at least 1")
     return int(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationOptions:
+    """What a task asks for, in the words of transformers."""
+
+    max_new_tokens: int
+    until: tuple[str, ...]
+    extra: dict[str, Any]
+    """All others, for `generate`."""
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> GenerationOptions:
+        """Greedy unless a temperature above 0 or `do_sample` says otherwise."""
+        options = dict(given)
+        counts = [value for name in _COUNTS if (value := options.pop(name, None)) is not None]
+        until = options.pop("until", None) or []
+        temperature = options.pop("temperature", None)
+        sample = options.pop("do_sample", None)
+        if sample is None:
+            sample = bool(temperature)
+        if sample and temperature == 0:
+            raise InputError("do_sample=True with temperature=0; leave one of them out")
+        if sample and temperature is not None:
+            options["temperature"] = float(temperature)
+        return cls(
+            max_new_tokens=int(counts[0] if counts else TOKENS),
+            until=tuple(text for text in ([until] if isinstance(until, str) else until) if text),
+            extra=options | {"do_sample": bool(sample)},
+        )
+
+    def cut(self, text: str) -> str:
+        """The text before the first stop sequence."""
+        for stop in self.until:
+            text = text.partition(stop)[0]
+        return text
+
+
+def group_by_options(requests: Sequence[tuple[str, dict[str, Any]]]) -> list[list[int]]:
+    """The numbers of requests that want the same options."""
+    groups: dict[str, list[int]] = {}
+    for number, (_, options) in enumerate(requests):
+        groups.setdefault(json.dumps(options, sort_keys=True, default=str), []).append(number)
+    return list(groups.values())

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from tintformer.errors import InputError
-from tintformer.experiments.tokens import common_start, first_token, tokenise
+from tintformer.experiments.tokenisation import common_start, first_token, tokenise
 
 Ids = tuple[int, ...]
 

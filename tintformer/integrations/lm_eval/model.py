@@ -16,11 +16,10 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
 
 from tintformer.errors import InputError
-from tintformer.experiments.classification import CONTEXT
-from tintformer.experiments.identity import model_identity
-from tintformer.integrations.lm_eval.arguments import Arguments
+from tintformer.experiments.in_context_learning import CONTEXT
+from tintformer.experiments.open_models import model_identity
+from tintformer.integrations.lm_eval.arguments import GenerationOptions, ModelArguments, group_by_options
 from tintformer.integrations.lm_eval.encoding import Encoding, Ids
-from tintformer.integrations.lm_eval.generation import Wanted, alike
 from tintformer.integrations.lm_eval.scoring import Score, Scorer, padded
 from tintformer.integrations.transformers.model import TintForCausalLM
 from tintformer.learning.text import find_tokenizer
@@ -33,7 +32,7 @@ class TintLM(TemplateLM):
 
     def __init__(self, **given: Any) -> None:
         super().__init__()
-        self.arguments = arguments = Arguments.of(given)
+        self.arguments = arguments = ModelArguments.of(given)
         auxiliary = load(arguments.pretrained, dtype=arguments.torch_dtype, device=arguments.available_device())
         self.model: Any = TintForCausalLM.from_auxiliary(auxiliary, arguments.rule, arguments.engine)
         self.tokenizer: Any = find_tokenizer(arguments.pretrained)
@@ -126,34 +125,34 @@ class TintLM(TemplateLM):
         asked = [request.args for request in requests]
         contexts = [self.tok_encode(context) or [self.prefix_token_id] for context, _ in asked]
         found: dict[int, str] = {}
-        for numbers in alike(asked):
-            wanted = Wanted.of(asked[numbers[0]][1])
+        for numbers in group_by_options(asked):
+            options = GenerationOptions.of(asked[numbers[0]][1])
             numbers = sorted(numbers, key=lambda number: -len(contexts[number]))
             for start in range(0, len(numbers), self.arguments.batch_size):
                 group = numbers[start : start + self.arguments.batch_size]
-                texts = self._generate([contexts[number] for number in group], wanted)
+                texts = self._generate([contexts[number] for number in group], options)
                 found.update(zip(group, texts, strict=True))
         return [found[number] for number in range(len(asked))]
 
-    def _generate(self, contexts: list[list[int]], wanted: Wanted) -> list[str]:
-        room = self.max_length - wanted.max_new_tokens
+    def _generate(self, contexts: list[list[int]], options: GenerationOptions) -> list[str]:
+        room = self.max_length - options.max_new_tokens
         if room < 1:
             raise InputError(
-                f"{wanted.max_new_tokens} tokens are to be generated, but max_length is {self.max_length}; "
+                f"{options.max_new_tokens} tokens are to be generated, but max_length is {self.max_length}; "
                 "give --gen_kwargs max_gen_toks=NUMBER"
             )
         input_ids, attended = padded([tuple(context[-room:]) for context in contexts], left=True)
-        stops = {"stop_strings": list(wanted.until), "tokenizer": self.tokenizer} if wanted.until else {}
+        stops = {"stop_strings": list(options.until), "tokenizer": self.tokenizer} if options.until else {}
         output = self.model.generate(
             input_ids.to(self.model.device),
             attention_mask=attended.to(self.model.device).long(),
-            max_new_tokens=wanted.max_new_tokens,
+            max_new_tokens=options.max_new_tokens,
             pad_token_id=self.eot_token_id,
             **stops,
-            **wanted.options,
+            **options.extra,
         )
         new = output[:, input_ids.shape[1] :].tolist()
-        return [wanted.cut(self.tokenizer.decode(ids, skip_special_tokens=True)) for ids in new]
+        return [options.cut(self.tokenizer.decode(ids, skip_special_tokens=True)) for ids in new]
 
     def get_model_info(self) -> dict[str, Any]:
         """What produced the numbers, for the harness's results file."""

@@ -1,0 +1,68 @@
+"""The options of the experiments' commands, and how their texts are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tintformer.errors import InputError
+
+Rate = Annotated[
+    str,
+    typer.Option("--learning-rate", help="A number, numbers to choose from (1e-4,3e-4), or auto: a grid of its own."),
+]
+Output = Annotated[Path, typer.Option("--output", "-o", help="Directory for records and tables.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Processes; the cores are divided among them.")]
+Engine = Annotated[str, typer.Option(help="fast, simulator, reference or oracle; they agree.")]
+Protocol = Annotated[
+    str,
+    typer.Option(help="tuned: rates from data that is not scored; paper: as the authors, rates from what is scored."),
+]
+Compare = Annotated[
+    str | None, typer.Option(help="Other models, with commas between them, that are scored as they are.")
+]
+Methods = Annotated[str, typer.Option(help="Methods to compare; `tint eval list` has all.")]
+Length = Annotated[int, typer.Option(help="Tokens of a block; never more than the model's context.")]
+Blocks = Annotated[int | None, typer.Option(help="Blocks to score; default: all that are not tuned on.")]
+TuningBlocks = Annotated[int, typer.Option("--tuning", help="Blocks to choose the rates on; they are not scored.")]
+Seeds = Annotated[str, typer.Option(help="Each draws its own demonstrations.")]
+Tests = Annotated[int | None, typer.Option(help="Test examples of each task, as many of each label.")]
+Tuning = Annotated[int, typer.Option(help="Examples of the train pool that choose the rate, for each seed.")]
+Name = Annotated[
+    str | None,
+    typer.Option(help="What its files are called, to keep them beside those of the same run by other methods."),
+]
+Track = Annotated[
+    str | None,
+    typer.Option(
+        "--track", help="Tell a tracker of progress and results: trackio, wandb, tensorboard, or another of accelerate."
+    ),
+]
+OUTPUT = Path("tint-eval")
+
+
+def names(text: str | None) -> tuple[str, ...]:
+    """Names with commas between them."""
+    return tuple(part.strip() for part in text.split(",")) if text else ()
+
+
+def named(name: str | None, usual: str) -> str:
+    """What a run's files are called: the user's name for it, or the usual one."""
+    if name is not None and (not name or Path(name).name != name or name.startswith(".")):
+        raise InputError(f"--name {name!r} is no name of a file; leave out directories, and a dot in front")
+    return name or usual
+
+
+def rates(text: str) -> tuple[float, ...] | None:
+    """The grid that an option names; None where it is to be found."""
+    return None if text == "auto" else numbers("--learning-rate", text)
+
+
+def numbers(option: str, text: str) -> tuple[float, ...]:
+    """Numbers with commas between them."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise InputError(f"{option} {text!r} must be numbers with commas between them, such as 0.3,0.5") from error

@@ -1,0 +1,107 @@
+"""`tint eval icl`: accuracy after learning from demonstrations, or from the test input itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from tintformer.cli.evaluate import eval_options as options
+from tintformer.cli.evaluate.eval_run import carry_out, started, threads_of
+from tintformer.cli.options import Dtype, Json, Model
+from tintformer.cli.rule_setup import check_dtype
+from tintformer.errors import InputError
+
+
+def classification(
+    model: Model,
+    tasks: Annotated[str, typer.Argument(help="Names from `tint eval list` or YAML files, with commas between them.")],
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="Examples to read instead of the described ones; of several tasks, DIR/TASK each."),
+    ] = None,
+    output: options.Output = options.OUTPUT,
+    methods: options.Methods = "auxiliary,fine-tuning,tint",
+    compare: options.Compare = None,
+    protocol: options.Protocol = "tuned",
+    shots: Annotated[int, typer.Option(help="Demonstrations; 0 trains on the test input itself.")] = 0,
+    mode: Annotated[str, typer.Option(help="single: independent training examples; multi: one text.")] = "single",
+    loss: Annotated[
+        str | None, typer.Option(help="label: label words alone; full: all tokens. Default: label if there are shots.")
+    ] = None,
+    test_text: Annotated[bool, typer.Option("--test-text", help="Also train on the text of the test input.")] = False,
+    settings: Annotated[
+        str, typer.Option(help="Layers x steps: all/1,half/2,quarter/4, or numbers such as 6/2.")
+    ] = "all/1",
+    seeds: options.Seeds = "0,1,2",
+    tests: options.Tests = 200,
+    tuning: options.Tuning = 40,
+    learning_rate: options.Rate = "auto",
+    variant: Annotated[str | None, typer.Option(help="Another prompt of the description.")] = None,
+    normalise: Annotated[str | None, typer.Option(help="length: mean over the tokens of a label word.")] = None,
+    engine: options.Engine = "fast",
+    dtype: Dtype = "float32",
+    jobs: options.Jobs = 1,
+    name: options.Name = None,
+    track: options.Track = None,
+    json: Json = False,
+) -> None:
+    """Learn from demonstrations or from the test input itself, and choose a label word: accuracy by method."""
+    from tintformer.experiments.in_context_learning import InContextLearning
+    from tintformer.experiments.recipes import by_protocol, compared
+    from tintformer.experiments.runs import Run
+
+    with started(track):
+        check_dtype(dtype)
+        if normalise not in (None, "length"):
+            raise InputError(f"--normalise {normalise!r} is unknown; it can be length")
+        chosen = options.names(tasks)
+        base = InContextLearning(
+            model=model,
+            task=chosen[0],
+            variant=variant,
+            methods=options.names(methods),
+            shots=shots,
+            mode=cast(Any, mode),
+            loss=cast(Any, loss or ("label" if shots else "full")),
+            test_text=test_text,
+            seeds=tuple(int(seed) for seed in options.numbers("--seeds", seeds)),
+            tests=tests,
+            tuning=tuning,
+            rates=options.rates(learning_rate),
+            engine=engine,
+            dtype=dtype,
+            threads=threads_of(jobs),
+        )
+        base = by_protocol(base, protocol)
+        one = len(chosen) == 1
+        by_task = [replace(base, task=name, location=data and (data if one else data / name)) for name in chosen]
+        experiments = [
+            replace(experiment, layers=layers, steps=steps)
+            for layers, steps in _layers_and_steps(settings, model, dtype)
+            for experiment in by_task
+        ]
+        experiments += [other for experiment in by_task for other in compared(experiment, options.names(compare))]
+        how = f"{shots}-shot-{base.mode}-{base.loss}" if shots else "zero-shot"
+        shown = [how, *options.names(settings.replace("/", "x"))]
+        what = [*(Path(name).stem for name in chosen), *options.names(variant), *shown]
+        usual = "-".join(["icl", Path(model).name, *what, *([protocol] if protocol != "tuned" else [])])
+        name, by_length = options.named(name, usual), normalise == "length"
+        run = Run(name=name, kind="icl", experiments=tuple(experiments), by_length=by_length)
+        carry_out(run, output, jobs=jobs, json=json, track=track)
+
+
+def _layers_and_steps(text: str, model: str, dtype: str) -> list[tuple[int | None, int]]:
+    """Settings such as all/1,half/2,quarter/4: how many blocks learn, and in how many steps."""
+    from tintformer.experiments.recipes import SETTINGS, share_of_blocks
+
+    found: list[tuple[int | None, int]] = []
+    for part in options.names(text):
+        layers, _, steps = part.partition("/")
+        share = layers in dict(SETTINGS)
+        if not (steps.isdecimal() and (share or layers.isdecimal())):
+            raise InputError(f"--settings {part!r} must be layers/steps, such as all/1, half/2 or 6/2")
+        found.append((share_of_blocks(model, layers, dtype) if share else int(layers), int(steps)))
+    return found

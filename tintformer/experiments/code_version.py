@@ -1,0 +1,112 @@
+"""The version of the code that computes: a record is valid as long as nothing has changed that decides its numbers.
+
+What is hashed is the code and not its layout: the syntax trees of all top-level statements, in no order, without
+imports, comments and docstrings. A file or a function may move, and words about it may change; a formula may not.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from tintformer.version import __version__
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+COMPUTES = (
+    "auxiliary",
+    "rule",
+    "execution",
+    "engines",
+    "simulator",
+    "learning.tint",
+    "learning.tuned",
+    "experiments.tokenisation",
+    "experiments.texts",
+    "experiments.tasks",
+    "experiments.prompts",
+    "experiments.packing",
+    "experiments.label_scoring",
+    "experiments.lora",
+    "experiments.methods",
+    "experiments.experiment",
+    "experiments.language_modelling",
+    "experiments.in_context_learning",
+)
+"""Modules and folders, below `tintformer`, whose code decides the result of a unit."""
+DECIDES_NOTHING = {
+    "bundled": "says where files lie; weights and texts are in a record's identity by their content",
+    "errors": "says what went wrong; a result with an error is not kept",
+    "threads": "says how threads wait for work",
+    "version": "stands beside the hash",
+    "storage": "brings weights and rows; both are in a record's identity by their content",
+    "simulator.checkpoint": "saves and loads what is built again from the auxiliary model",
+    "learning.text": "finds a tokenizer, which is in a record's identity by its content",
+    "learning.effects": "reports what an update did, after it was made",
+    "learning.update_view": "shows an update that was made",
+    "experiments.sources": "reads descriptions and rows; prompts and texts are in a record's identity",
+    "experiments.open_models": "hashes a model into the identity itself",
+    "experiments.record_store": "keeps results; how an identity is written is its key",
+    "experiments.code_version": "is this hash",
+}
+"""What they import that no number depends on, each with the reason. The closest of all entries holds for a module."""
+
+
+@cache
+def code_version() -> str:
+    """The package's version and a hash of the code that computes; another one makes every record another's work."""
+    return f"{__version__}+{source_hash(files('tintformer'))[:16]}"
+
+
+def source_hash(package: Traversable) -> str:
+    """SHA-256 of the statements of all modules that compute."""
+    sources = (source for module, source in _modules(package, "") if computes(module))
+    return hashlib.sha256(
+        "".join(sorted(digest for source in sources for digest in _statements(source))).encode()
+    ).hexdigest()
+
+
+def computes(module: str) -> bool:
+    """Whether the code of a module, named below `tintformer`, decides a result."""
+    # `simulator.checkpoint` lies below `simulator`: the longer entry is the closer one.
+    entry = max(
+        (entry for entry in (*COMPUTES, *DECIDES_NOTHING) if f"{module}.".startswith(f"{entry}.")), key=len, default=""
+    )
+    return entry in COMPUTES
+
+
+def _modules(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _modules(entry, f"{prefix}{entry.name}.")
+        elif entry.name.endswith(".py"):
+            yield (prefix + entry.name).removesuffix(".py").removesuffix(".__init__"), entry.read_bytes()
+
+
+@cache
+def _statements(source: bytes) -> list[str]:
+    """A digest of each top-level statement: functions may move between files, which decides nothing."""
+    return [hashlib.sha256(repr(form).encode()).hexdigest() for form in _form(ast.parse(source).body)]
+
+
+def _form(value: Any) -> Any:
+    """A syntax tree as nested lists. Not `ast.dump`, which writes empty fields in some versions of Python only."""
+    if isinstance(value, list):
+        return [_form(item) for item in value if not _says_nothing(item)]
+    if isinstance(value, ast.AST):
+        fields = [(name, _form(item)) for name, item in ast.iter_fields(value) if item is not None]
+        return [type(value).__name__, *(field for field in fields if field[1] != [])]
+    return repr(value)
+
+
+def _says_nothing(node: Any) -> bool:
+    """Imports follow the layout, also those for types alone; a string that stands by itself documents."""
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    types_alone = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    return types_alone or isinstance(node, ast.Import | ast.ImportFrom)

@@ -1,0 +1,218 @@
+"""Language modelling: train on the first share of a block of text, score the rest of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from tintformer.errors import DivergenceError, InputError
+from tintformer.experiments.code_version import code_version
+from tintformer.experiments.experiment import ChosenOn, Experiment
+from tintformer.experiments.methods import learn_each, learn_once
+from tintformer.experiments.open_models import OpenModel, open_model
+from tintformer.experiments.record_store import UnitResult
+from tintformer.experiments.texts import Block, TextSet, load_texts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tintformer.auxiliary.description import Auxiliary
+    from tintformer.learning.rate_selection import RatePoint
+
+AT_ONCE = 4
+"""Blocks of a unit. More make a kill lose more, fewer leave the batch too small to be fast."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModelling(Experiment):
+    """One model on one text, by several methods, each at the rate that is best on blocks of its own."""
+
+    data: str
+    """A shipped description, a YAML file, or a text file or directory."""
+    shares: tuple[float, ...] = (0.3, 0.5, 0.7, 0.9)
+    """Of each block that is trained on; the rest is scored."""
+    length: int = 1024
+    """Tokens of a block, never more than the model's context. Short blocks leave little to learn from."""
+    blocks: int | None = None
+    """How many are scored, drawn from all over the text; None: all that are not tuned on. Few give wide intervals."""
+    tuning: int = 8
+    """How many choose the rates; they are not scored. Few make the choice a guess."""
+    seed: int = 0
+    """Draws the blocks."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for share in self.shares:
+            if not 0 < share < 1:
+                raise InputError(f"a share of {share:g} is trained on; it must lie between 0 and 1")
+        if self.tuning < 1 and self.tunes:
+            raise InputError("rates are chosen on tuning blocks; give at least one, or a single rate")
+
+    @property
+    def tunes(self) -> bool:
+        """Whether there is a rate to choose on blocks of its own."""
+        return self.chosen_on == "tuning" and not self.has_one_rate
+
+    def identity(self, unit: LanguageUnit) -> dict[str, Any]:
+        opened = open_language(self)
+        rule = self.rule(unit.method, unit.rate)
+        return {
+            "experiment": "language modelling",
+            "model": opened.model.identity,
+            "dtype": self.dtype,
+            "rule": rule and asdict(rule),
+            "engine": rule and self.engine,
+            "data": opened.texts.identity,
+            "length": opened.length,
+            "train_tokens": unit.num_train,
+            "blocks": list(unit.blocks),
+            "threads": self.threads,
+            "code": code_version(),
+        }
+
+    def settings(self) -> list[float]:
+        """The shares: each has rates of its own."""
+        for share in self.shares:
+            num_train, length = self._num_train(share), open_language(self).length
+            if not 2 <= num_train < length:
+                raise InputError(f"a share of {share:g} trains on {num_train} of {length} tokens; 2 are the least")
+        return list(self.shares)
+
+    def _num_train(self, share: float) -> int:
+        return round(share * open_language(self).length)
+
+    def num_targets(self, setting: float) -> int:
+        return self._num_train(setting) - 1
+
+    def units(self, setting: float, method: str, rate: float, part: ChosenOn) -> list[LanguageUnit]:
+        """A few blocks each, of those that choose rates or of those that are scored."""
+        opened = open_language(self)
+        blocks = opened.tuning if part == "tuning" else opened.scored
+        return [
+            LanguageUnit(
+                method=method, rate=rate, num_train=self._num_train(setting), blocks=blocks[start : start + AT_ONCE]
+            )
+            for start in range(0, len(blocks), AT_ONCE)
+        ]
+
+    def run(self, unit: LanguageUnit) -> UnitResult:
+        """Losses of a few blocks, summed over the scored tokens of each, in nats."""
+        import torch
+
+        torch.set_num_threads(self.threads)
+        opened = open_language(self)
+        blocks = [opened.blocks[at] for at in unit.blocks]
+        ids = torch.tensor([block.ids for block in blocks])
+        losses = self._losses(opened.model.auxiliary, ids, unit)
+        return {
+            "nats": losses.double().sum(1).tolist(),
+            "tokens": len(blocks[0]) - unit.num_train,
+            "words": [sum(block.num_words[unit.num_train :]) for block in blocks],
+            "bytes": [sum(block.num_bytes[unit.num_train :]) for block in blocks],
+        }
+
+    def _losses(self, auxiliary: Auxiliary, ids: Tensor, unit: LanguageUnit) -> Tensor:
+        import torch
+
+        # The paper's case study "Language Modeling": the first tokens of a block train, the loss of the rest counts.
+        train, rule = (torch.arange(ids.shape[1]) < unit.num_train).expand(ids.shape), self.rule(unit.method, unit.rate)
+        try:
+            if rule is None:
+                out = learn_once(auxiliary, None).score(ids, score_mask=~train)
+            else:
+                out = learn_each(auxiliary, rule, self.engine, input_ids=ids, train_mask=train)
+        except DivergenceError:
+            # A rate that diverges is a result too: the curve of rates must show where it ends.
+            return torch.full((len(ids), 1), math.inf)
+        return out.token_loss[:, unit.num_train :]
+
+    def tuning_loss(self, setting: float, results: Sequence[UnitResult]) -> float:
+        """Nats per token."""
+        nats = [value for each in results for value in each["nats"]]
+        return sum(nats) / len(nats) / (open_language(self).length - self._num_train(setting))
+
+    def summary(
+        self, setting: float, method: str, rate: float, curve: tuple[RatePoint, ...], results: Sequence[UnitResult]
+    ) -> LanguageResult:
+        return LanguageResult(
+            method=method,
+            share=setting,
+            rate=rate,
+            curve=curve,
+            nats=tuple(nats for each in results for nats in each["nats"]),
+            tokens=open_language(self).length - self._num_train(setting),
+            words=sum(sum(each["words"]) for each in results),
+            bytes=sum(sum(each["bytes"]) for each in results),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageUnit:
+    """A few blocks by one method at one rate."""
+
+    method: str
+    rate: float
+    num_train: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OpenLanguage:
+    """What a process needs to do units: the model and the blocks."""
+
+    model: OpenModel
+    texts: TextSet
+    blocks: Sequence[Block]
+    length: int
+    tuning: tuple[int, ...]
+    scored: tuple[int, ...]
+
+
+@lru_cache(maxsize=2)
+def open_language(experiment: LanguageModelling) -> OpenLanguage:
+    """Load the model, cut the text and draw the blocks."""
+    import numpy as np
+
+    texts = load_texts(experiment.data, experiment.location)
+    model = open_model(experiment.model, experiment.dtype)
+    experiment.check_rules(len(model.auxiliary.blocks))
+    length = min(experiment.length, model.auxiliary.max_positions or experiment.length)
+    blocks = tuple(texts.blocks(model.tokenizer, length, keep_rest=False))
+    tuning = experiment.tuning if experiment.tunes else 0
+    wanted = tuning + (experiment.blocks or 1)
+    if len(blocks) < wanted:
+        raise InputError(
+            f"{texts.name} gives {len(blocks)} blocks of {length} tokens; {wanted} are needed ({tuning} of them to "
+            "choose rates): use shorter blocks, fewer of them, or more text"
+        )
+    # Neighbouring blocks are alike, so those that choose rates are drawn from all over the text.
+    order = np.random.default_rng(experiment.seed).permutation(len(blocks)).tolist()
+    scored = order[tuning:] if experiment.blocks is None else order[tuning:][: experiment.blocks]
+    return OpenLanguage(
+        model=model,
+        texts=texts,
+        blocks=blocks,
+        length=length,
+        tuning=tuple(sorted(order[:tuning])),
+        scored=tuple(sorted(scored)),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageResult:
+    """One method at one share."""
+
+    method: str
+    share: float
+    rate: float
+    curve: tuple[RatePoint, ...]
+    """What the rate was chosen from."""
+    nats: tuple[float, ...]
+    """Of each scored block, summed over its scored tokens."""
+    tokens: int
+    """Scored tokens of a block."""
+    words: int
+    bytes: int

@@ -1,0 +1,219 @@
+"""Results as figures: perplexity by share, accuracy by task and by layers x steps, and the curves of the rates."""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import Any
+
+from tintformer.analysis.intervals import bootstrap, standard_error
+from tintformer.analysis.plot_style import INSTALL, STYLE, has_matplotlib
+from tintformer.errors import TintWarning
+from tintformer.experiments.in_context_learning import InContextLearning, InContextResult
+from tintformer.experiments.language_modelling import LanguageResult
+from tintformer.experiments.methods import METHODS
+from tintformer.experiments.open_models import short_name
+from tintformer.experiments.tables import (
+    InContextResults,
+    LanguageResults,
+    budget,
+    format_of,
+    per_token,
+    pooled,
+    setting,
+    task_title,
+)
+from tintformer.learning.rate_selection import CLEARLY_WORSE, RatePoint
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1f2329", "#8a8f98")
+"""Of Okabe and Ito, for colour-blind eyes too; each method keeps its own."""
+MARKERS = "osD^vPX*"
+_LOOKS = {name: {"color": COLOURS[at], "marker": MARKERS[at]} for at, name in enumerate(METHODS)}
+
+
+def language_figures(done: LanguageResults) -> dict[str, bytes]:
+    """PNGs by name."""
+    curves = [
+        (f"{short_name(experiment.model)}, {result.share:.0%} trained", result.method, result.curve)
+        for experiment, results in done
+        for result in results
+    ]
+
+    gained = [each for each in done if len({result.method for result in each[1]} | {"auxiliary"}) > 1]
+
+    def draw(panels: Sequence[Any], shown: LanguageResults, draw_one: Callable[..., None]) -> None:
+        for panel, (experiment, results) in zip(panels, shown, strict=True):
+            draw_one(panel, results)
+            panel.set(xlabel="share of the block trained on, %", title=short_name(experiment.model))
+            panel.legend(fontsize=6, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2)  # not over the points
+
+    blocks = "tuning blocks" if done[0][0].tunes else "scored blocks"
+    return {
+        "perplexity": _png(len(done), lambda panels: draw(panels, done, _by_share), height=4.0),
+        "gain": _png(len(gained), lambda panels: draw(panels, gained, _gains), height=4.0),
+        "rates": _curves(curves, f"nats per token, {blocks}"),
+    }
+
+
+def _by_share(axes: Any, results: Sequence[LanguageResult]) -> None:
+    for name in dict.fromkeys(result.method for result in results):
+        mine = [result for result in results if result.method == name]
+        shares = [100 * result.share for result in mine]
+        perplexities = [math.exp(min(fmean(per_token(result)), 700)) for result in mine]
+        errors = [p * standard_error(per_token(result)) for p, result in zip(perplexities, mine, strict=True)]
+        axes.errorbar(
+            shares, perplexities, yerr=errors, label=METHODS[name].title, capsize=2, lw=1.3, ms=4, **_LOOKS[name]
+        )
+    axes.set_ylabel("perplexity of the rest")
+
+
+def _gains(axes: Any, results: Sequence[LanguageResult]) -> None:
+    """What each method gains on the same blocks, which differ much more from each other than methods do."""
+    plain = {result.share: per_token(result) for result in results if result.method == "auxiliary"}
+    names = [name for name in dict.fromkeys(result.method for result in results) if name != "auxiliary"]
+    for number, name in enumerate(names):
+        mine = [result for result in results if result.method == name and result.share in plain]
+        gains = [bootstrap([plain[result.share], per_token(result)]) for result in mine]
+        places = [100 * result.share + 1.5 * (number - (len(names) - 1) / 2) for result in mine]
+        errors = [[gain.value - gain.low for gain in gains], [gain.high - gain.value for gain in gains]]
+        look = {"label": METHODS[name].title, "capsize": 2, "ls": "", "ms": 4, **_LOOKS[name]}
+        axes.errorbar(places, [gain.value for gain in gains], yerr=errors, **look)
+    axes.axhline(0, color="0.5", lw=0.8, ls="--")
+    axes.set_ylabel("gain, nats per token, 95% interval")
+
+
+def in_context_figures(done: InContextResults) -> dict[str, bytes]:
+    """PNGs by name."""
+    curves = [
+        (f"{task_title(experiment)}, {setting(experiment)}", result.method, curve)
+        for experiment, results in done
+        for result in results
+        for curve in result.curves
+    ]
+    chosen_by = "label cross-entropy, tuning examples" if done[0][0].chosen_on == "tuning" else "wrong answers, tests"
+    return {
+        "accuracy": _panels(done, lambda experiment: _named(experiment, setting(experiment)), _accuracies),
+        "settings": _panels(
+            _with_several_budgets(done),
+            lambda experiment: _named(experiment, f"{task_title(experiment)}, {format_of(experiment)}"),
+            _by_budget,
+        ),
+        "rates": _curves(curves, chosen_by),
+    }
+
+
+def _named(experiment: InContextLearning, what: str) -> str:
+    return f"{short_name(experiment.model)}: {what}"
+
+
+def _panels(
+    done: InContextResults, title: Callable[[InContextLearning], str], draw_one: Callable[[Any, InContextResults], None]
+) -> bytes:
+    """A panel for each title, with the experiments that it names."""
+    titles = list(dict.fromkeys(title(experiment) for experiment, _ in done))
+
+    def draw(panels: Sequence[Any]) -> None:
+        for panel, name in zip(panels, titles, strict=True):
+            draw_one(panel, [each for each in done if title(each[0]) == name])
+            panel.set_title(name, fontsize=8)
+
+    return _png(len(titles), draw)
+
+
+def _with_several_budgets(done: InContextResults) -> InContextResults:
+    """Experiments that differ from another in nothing but layers and steps."""
+    groups: dict[tuple[str, str, str], set[str]] = {}
+    for experiment, _ in done:
+        groups.setdefault(_but_for_budget(experiment), set()).add(budget(experiment))
+    return [each for each in done if len(groups[_but_for_budget(each[0])]) > 1]
+
+
+def _but_for_budget(experiment: InContextLearning) -> tuple[str, str, str]:
+    return experiment.model, task_title(experiment), format_of(experiment)
+
+
+def _by_budget(axes: Any, done: InContextResults) -> None:
+    """Accuracy over layers x steps, from all layers to few, a line a method."""
+    done = sorted(done, key=lambda each: (-(each[0].layers or math.inf), each[0].steps))
+    for name in dict.fromkeys(result.method for _, results in done for result in results):
+        found = [
+            (budget(experiment), _right(result))
+            for experiment, results in done
+            for result in results
+            if result.method == name
+        ]
+        values = [100 * fmean(right) for _, right in found]
+        errors = [100 * standard_error(right) for _, right in found]
+        places = [at for at, _ in found]
+        axes.errorbar(places, values, yerr=errors, label=METHODS[name].title, capsize=2, lw=1.3, ms=4, **_LOOKS[name])
+    axes.set(xlabel="layers x steps", ylabel="accuracy, %")
+    axes.legend(fontsize=6)
+
+
+def _accuracies(axes: Any, done: InContextResults) -> None:
+    """Bars by task, one a method."""
+    names = list(dict.fromkeys(result.method for _, results in done for result in results))
+    width = 0.8 / len(names)
+    for number, name in enumerate(names):
+        shift = (number - (len(names) - 1) / 2) * width
+        found = [(at, _right(each)) for at, (_, results) in enumerate(done) for each in results if each.method == name]
+        places = [at + shift for at, _ in found]
+        values = [100 * fmean(right) for _, right in found]
+        errors = [100 * standard_error(right) for _, right in found]
+        axes.bar(places, values, width, yerr=errors, label=METHODS[name].title, color=_LOOKS[name]["color"], alpha=0.85)
+    axes.set_xticks(range(len(done)), [task_title(experiment) for experiment, _ in done], rotation=20)
+    axes.set(ylabel="accuracy, %", ylim=(0, 100))
+    axes.legend(fontsize=7)
+
+
+def _right(result: InContextResult) -> list[float]:
+    return pooled(result, calibrated=False, by_length=False, measure="right")
+
+
+def _curves(curves: Sequence[tuple[str, str, Sequence[RatePoint]]], label: str) -> bytes:
+    """Loss by rate, a panel for each setting; what is far above the untrained loss is left out."""
+    titles = list(dict.fromkeys(title for title, _, curve in curves if len(curve) > 1))
+
+    def draw(panels: Sequence[Any]) -> None:
+        for panel, title in zip(panels, titles, strict=True):
+            for where, method, (*points,) in curves:
+                if where == title and len(points) > 1:
+                    _curve(panel, method, points)
+            panel.set(xscale="log", xlabel="learning rate", ylabel=label)
+            panel.set_title(title, fontsize=8)
+            panel.legend(fontsize=6)
+
+    return _png(len(titles), draw)
+
+
+def _curve(axes: Any, method: str, points: Sequence[RatePoint]) -> None:
+    untrained, *tried = points
+    axes.axhline(untrained.loss, color="0.5", lw=0.8, ls="--")
+    shown = [point for point in tried if point.loss < untrained.loss + CLEARLY_WORSE]
+    look = {"label": METHODS[method].title, "lw": 1.2, "ms": 3, **_LOOKS[method]}
+    axes.plot([point.rate for point in shown], [point.loss for point in shown], **look)
+
+
+def _png(count: int, draw: Callable[[Sequence[Any]], None], *, height: float = 3.2) -> bytes:
+    """Panels side by side, four a row; nothing where there is nothing to show."""
+    if count == 0:
+        return b""
+    if not has_matplotlib():  # not an error: the tables took hours and can be written
+        warnings.warn(f"no figures: they need matplotlib; install it with {INSTALL}", TintWarning, stacklevel=2)
+        return b""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    columns = min(count, 4)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(4.4 * columns, height * -(-count // columns)), layout="constrained")
+        grid = figure.subplots(-(-count // columns), columns, squeeze=False).flatten()
+        draw(list(grid[:count]))
+        for empty in grid[count:]:
+            empty.set_visible(False)
+        png = io.BytesIO()
+        figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
+    return png.getvalue()

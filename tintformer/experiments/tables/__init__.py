@@ -1,1 +1,0 @@
-"""Results as tables; nothing here decides a number, so that records outlive changes of their presentation."""

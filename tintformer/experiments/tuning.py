@@ -1,0 +1,68 @@
+"""Running an experiment: each method's rate is chosen, by default on data that is not scored, and then used.
+
+This loop asks the experiment for units, the runner for their results, and chooses the next units by them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tintformer.experiments.experiment import Experiment
+from tintformer.experiments.methods import METHODS, find_methods
+from tintformer.experiments.runner import Runner
+from tintformer.learning.rate_selection import RatePoint, rate_curve
+
+USUAL = 10
+"""Rates that a search of its own tries, about."""
+
+
+def run_experiment(experiment: Experiment, runner: Runner) -> list[Any]:
+    """The results of every method in every setting."""
+    return experiment.combined([_run_setting(experiment, setting, runner) for setting in experiment.settings()])
+
+
+def _run_setting(experiment: Experiment, setting: Any, runner: Runner) -> list[Any]:
+    rates: dict[str, float] = {}
+    summaries: list[Any] = []
+    # A method that takes the rate of another comes after it, see `find_methods`.
+    for name, method in find_methods(experiment.methods).items():
+        curve: list[RatePoint] = []
+        if method.preset is None:
+            rates[name] = 0.0
+        elif method.rate_of:
+            rates[name] = rates[method.rate_of]
+        else:
+            curve = _curve(experiment, setting, name, runner)
+            # The first point of a curve is the untrained model, which is no candidate.
+            rates[name] = min(curve[-1:] if len(curve) == 1 else curve[1:], key=lambda point: point.loss).rate
+        results = runner.complete(experiment, experiment.units(setting, name, rates[name], "test"))
+        summaries.append(experiment.summary(setting, name, rates[name], tuple(curve), results))
+    return summaries
+
+
+def _curve(experiment: Experiment, setting: Any, name: str, runner: Runner) -> list[RatePoint]:
+    """Losses by rate, the untrained one first; a single rate is taken as it is given, and not tried."""
+    if experiment.rates is not None and experiment.has_one_rate:
+        return [RatePoint(rate=experiment.rates[0], loss=math.nan)]
+
+    def attempt(rate: float) -> RatePoint:
+        # Rate 0 learns nothing whatever the method: all of them share the units of the model as it is.
+        units = experiment.units(setting, name if rate else "auxiliary", rate, experiment.chosen_on)
+        return RatePoint(rate=rate, loss=experiment.tuning_loss(setting, runner.complete(experiment, units)))
+
+    rule = experiment.rule(name, 0.0)
+    assert rule is not None, f"{name} learns nothing"
+    return rate_curve(attempt, rule.reduction, experiment.num_targets(setting), grid=experiment.rates)
+
+
+def num_units(experiment: Experiment) -> int:
+    """About how many units there are; how many rates are tried is known only afterwards."""
+    total = 0
+    for setting in experiment.settings():
+        for name in experiment.methods:
+            total += len(experiment.units(setting, name, 0.0, "test"))
+            if METHODS[name].chooses_rate and not experiment.has_one_rate:
+                tried = USUAL if experiment.rates is None else len(experiment.rates)
+                total += tried * len(experiment.units(setting, name, 0.0, experiment.chosen_on))
+    return total
