@@ -12,23 +12,23 @@ import torch
 from torch import Tensor
 
 
-class Placed(NamedTuple):
+class PlacedParameter(NamedTuple):
     """A parameter's data, and the device that computes with it."""
 
     data: Tensor
     device: torch.device
 
 
-def placed(model: Any) -> dict[str, Placed]:
+def placed(model: Any) -> dict[str, PlacedParameter]:
     """Every parameter by name, tied ones under each of their names."""
-    found: dict[str, Placed] = {}
+    found: dict[str, PlacedParameter] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         hook = _offloading_hook(module)
         for key, parameter in module.named_parameters(recurse=False):
             data, device = parameter.detach(), parameter.device
             if parameter.is_meta and hook is not None:
                 data, device = hook.weights_map[key], torch.device(hook.execution_device)
-            found[f"{path}.{key}" if path else key] = Placed(data, device)
+            found[f"{path}.{key}" if path else key] = PlacedParameter(data, device)
     return found
 
 
