@@ -16,7 +16,7 @@ class RuleError(TintError):
 
 
 class DivergenceError(TintError):
-    """Learning that left the range of numbers; the message names where it happened."""
+    """Learning that made numbers non-finite; the message names where it happened."""
 
     @classmethod
     def at(cls, where: str, learning_rate: float, when: str = "") -> DivergenceError:

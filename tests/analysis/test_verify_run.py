@@ -30,7 +30,7 @@ from tintformer.analysis.verify.verify_settings import (
 from tintformer.cli.verify import verify as command
 from tintformer.engines.reference import ReferenceEngine, TensorExecutor
 from tintformer.errors import TintError
-from tintformer.execution.engine import EngineResult
+from tintformer.execution.output import EngineResult
 
 IDS = torch.tensor([[5, 9, 3, 17, 22, 8, 11, 4, 26, 7, 13, 19]])
 TRAIN = torch.arange(12)[None] < 8

@@ -271,7 +271,7 @@ def watched(simulator: Any, batch: dict[str, Any], monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(output, "token_loss", leave_out(output.token_loss))
     given = {key: value for key, value in batch.items() if key != "input_ids"}
     prepared = Batch.of(simulator.auxiliary, batch["input_ids"], **given)
-    for name in ("targets", "scored", "evaluates", "positions"):
+    for name in ("targets", "train_positions", "evaluation_positions", "positions"):
         getattr(prepared, name)
     everywhere = torch.ones_like(prepared.evaluation_positions)
     with watch:

@@ -53,11 +53,11 @@ def fetch(
 def kind_of(name: str) -> Kind:
     """What a name stands for. Descriptions of data come first, then models by name, then ids of models on the hub."""
     from tintformer.bundled import BUNDLED
-    from tintformer.experiments.sources import SUFFIXES, shipped
+    from tintformer.experiments.sources import YAML_SUFFIXES, shipped
     from tintformer.storage.hub_models import is_hub_id
     from tintformer.storage.packages import PACKAGES
 
-    if name in shipped() or Path(name).suffix in SUFFIXES:
+    if name in shipped() or Path(name).suffix in YAML_SUFFIXES:
         return "data"
     if name in PACKAGES:
         return "package"

@@ -17,7 +17,7 @@ from tintformer.auxiliary.ops import Activation, Add, Attend, Join, Linear, Norm
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch
 from tintformer.execution.engine import row_updates
-from tintformer.execution.executor import Stage
+from tintformer.execution.executor import TensorStreams
 from tintformer.execution.hooks import Hooks
 from tintformer.execution.output import EngineResult, predict
 from tintformer.rule import activation, attention, head, linear, norm
@@ -46,7 +46,7 @@ class ReferenceEngine:
         )
 
 
-class TensorExecutor:
+class TensorExecutor(TensorStreams):
     """Executes ops on `[B, T, width]` tensors; implements `Executor`."""
 
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule, batch: Batch):
@@ -63,21 +63,9 @@ class TensorExecutor:
         base = weight.read().to(self.dtype)
         return base + self.updates[weight] if weight in self.updates else base
 
-    def begin(self, stage: Stage) -> None:
-        self.stage = stage
-
     def updates_of(self, op: Op | Join, row: int | None = None) -> dict[Weight, Tensor]:
         found = {weight: self.updates[weight] for weight in trained_weights(self.rule, op) if weight in self.updates}
         return found if row is None else {weight: update[row] for weight, update in found.items()}
-
-    def plain(self, stream: Tensor) -> Tensor:
-        return stream
-
-    def stream(self, tensor: Tensor, like: Tensor) -> Tensor:
-        return tensor.to(like.dtype)
-
-    def training_part(self, x: Tensor) -> Tensor:
-        return x
 
     def embed(self) -> Float[Tensor, "B T D"]:
         embedding = self.auxiliary.embedding
@@ -97,9 +85,6 @@ class TensorExecutor:
         weight, bias = self.value(self.auxiliary.head.weight), self.value(self.auxiliary.head.bias)
         batch, mean = self.batch.on(x.device), self.rule.reduction == "mean"
         return head.loss_gradient(x, weight, bias, batch.targets, batch.train_positions, loss=self.rule.loss, mean=mean)
-
-    def move(self, x: Tensor, device: torch.device) -> Tensor:
-        return x.to(device)
 
     def add(self, terms: Sequence[Tensor]) -> Tensor:
         total = terms[0]

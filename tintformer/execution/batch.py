@@ -206,6 +206,7 @@ class Batch:
     @cached_property
     def distances(self) -> Int[Tensor, "B T"]:
         """Each token's number among the tokens of its segment and the shared ones before it; padding counts nothing."""
+        # Every segment counts on from the shared tokens, as if it were alone behind them.
         shared = self.attention_mask & (self.segment_ids == SHARED)
         result = (shared.cumsum(1) - 1) * shared
         num_shared = shared.sum(1, keepdim=True)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from tintformer.auxiliary.ops import Join, Op, Weight
-
-if TYPE_CHECKING:
-    import torch
 
 X = TypeVar("X")
 
@@ -86,3 +84,24 @@ class Executor(Protocol[X]):
         `[R, ...]` for R updates (one a sequence, or one that all share); of one `row`, without that axis.
         """
         ...
+
+
+class TensorStreams:
+    """What executors have in common whose streams are plain tensors `[B, T, width]`."""
+
+    stage = Stage("after")
+
+    def begin(self, stage: Stage) -> None:
+        self.stage = stage
+
+    def training_part(self, x: Tensor) -> Tensor:
+        return x
+
+    def move(self, x: Tensor, device: torch.device) -> Tensor:
+        return x.to(device)
+
+    def plain(self, stream: Tensor) -> Tensor:
+        return stream
+
+    def stream(self, tensor: Tensor, like: Tensor) -> Tensor:
+        return tensor.to(like.dtype)

@@ -15,7 +15,7 @@ from torch import Tensor
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.ops import Attend, Join, Linear, Norm, Op, Weight
 from tintformer.execution import walk
-from tintformer.execution.executor import Executor, Stage
+from tintformer.execution.executor import Executor, Stage, TensorStreams
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.rule.trainable import trained_weights
 
@@ -176,20 +176,14 @@ def rehearse(auxiliary: Auxiliary, rule: LearningRule, *, learns: bool) -> list[
 NOTHING = torch.empty(1, 0, 0)
 
 
-class _Rehearsal:
+class _Rehearsal(TensorStreams):
     """Implements `Executor` with streams that carry nothing."""
 
     def __init__(self, rule: LearningRule):
         self.rule = rule
 
-    def begin(self, stage: Stage) -> None:
-        pass
-
     def embed(self) -> Tensor:
         return NOTHING
-
-    def training_part(self, x: Tensor) -> Tensor:
-        return x
 
     def forward(self, op: Op | Join, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Any]:
         return NOTHING, len(inputs)
@@ -202,20 +196,11 @@ class _Rehearsal:
     def descend(self, op: Op | Join, saved: Any, gradient: Tensor) -> None:
         pass
 
-    def move(self, x: Tensor, device: torch.device) -> Tensor:
-        return x
-
     def add(self, terms: Sequence[Tensor]) -> Tensor:
         return NOTHING
 
     def loss_gradient(self, x: Tensor) -> Tensor:
         return NOTHING
-
-    def plain(self, stream: Tensor) -> Tensor:
-        return stream
-
-    def stream(self, tensor: Tensor, like: Tensor) -> Tensor:
-        return tensor
 
     def updates_of(self, op: Op | Join, row: int | None = None) -> dict[Weight, Tensor]:
         return dict.fromkeys(trained_weights(self.rule, op), NOTHING)

@@ -18,7 +18,7 @@ from tintformer.execution.hook_points import HookPoint, Listener, ObservedExecut
 from tintformer.rule.learning_rule import LearningRule
 
 X = TypeVar("X")
-Function = Callable[[Tensor, HookPoint], Tensor | None]
+HookFunction = Callable[[Tensor, HookPoint], Tensor | None]
 """Given a value and its point; what it returns, if anything, takes the value's place."""
 Seen = dict[tuple[When, str], Tensor]
 """Values by point: `seen["after", "blocks.3.down.output"]`, `seen[1, "blocks.3.down.gradient"]`."""
@@ -29,7 +29,7 @@ class Hook:
     """A function and the points at which it is called."""
 
     pattern: str
-    function: Function
+    function: HookFunction
     when: When | None
 
     def stands_at(self, point: HookPoint) -> bool:
@@ -59,23 +59,6 @@ class Hooks:
         """Every point of a pass, in order."""
         return rehearse(self.auxiliary, self.rule, learns=self.learns)
 
-    @contextmanager
-    def hook(self, pattern: str, function: Function, *, when: When | None = None) -> Generator[None]:
-        """Let a function stand at every point that fits."""
-        with self._standing([Hook(pattern, function, when)]):
-            yield
-
-    @contextmanager
-    def watch(self, *patterns: str, when: When | None = None) -> Generator[Seen]:
-        """Keep the values at every point that fits."""
-        seen: Seen = {}
-
-        def keep(value: Tensor, point: HookPoint) -> None:
-            seen[point] = value
-
-        with self._standing([Hook(pattern, keep, when) for pattern in patterns]):
-            yield seen
-
     def observed(self, executor: Executor[X], batch: Batch) -> Executor[X]:
         """The executor for one pass over a batch: itself, or one that shows its values to the hooks."""
         return ObservedExecutor(executor, self._listener_at, batch.num_reached) if self._hooks else executor
@@ -93,7 +76,8 @@ class Hooks:
         return show
 
     @contextmanager
-    def _standing(self, hooks: Sequence[Hook]) -> Generator[None]:
+    def standing(self, hooks: Sequence[Hook], held: X) -> Generator[X]:
+        """Let hooks stand at every point that fits them while the context lasts; `held` is what it gives."""
         points = self.points()
         for hook in hooks:
             if not any(map(hook.stands_at, points)):
@@ -101,7 +85,7 @@ class Hooks:
                 raise InputError(f"no hook point fits {hook.pattern!r}{place}; points() lists them all")
         self._hooks = [*self._hooks, *hooks]
         try:
-            yield
+            yield held
         finally:
             self._hooks = [hook for hook in self._hooks if hook not in hooks]
 
@@ -127,12 +111,17 @@ class Watchable:
         They are found by pass and name, `seen["after", "blocks.3.down.output"]`. `when` restricts the pass. A later
         call inside of the context replaces what an earlier one left.
         """
-        return self.hooks.watch(*patterns, when=when)
+        seen: Seen = {}
 
-    def hook(self, pattern: str, function: Function, *, when: When | None = None) -> AbstractContextManager[None]:
+        def keep(value: Tensor, point: HookPoint) -> None:
+            seen[point] = value
+
+        return self.hooks.standing([Hook(pattern, keep, when) for pattern in patterns], seen)
+
+    def hook(self, pattern: str, function: HookFunction, *, when: When | None = None) -> AbstractContextManager[None]:
         """Call `function(value, point)` at every point whose name fits the pattern; what it returns replaces the value.
 
         It may return None to leave the value alone, and must not change it in place. Several hooks at one point are
         called in the order in which they were set, each with the answer of the one before.
         """
-        return self.hooks.hook(pattern, function, when=when)
+        return self.hooks.standing([Hook(pattern, function, when)], None)

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.errors import DivergenceError, InputError, RuleError
-from tintformer.execution.batch import Batch
+from tintformer.execution.batch import Batch, LearningMasks, Masks
 from tintformer.learning.tint import Tint
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.storage.loading import load
@@ -64,7 +64,7 @@ class _Inner:
     input_ids: Tensor
     train_mask: Tensor
     score_mask: Tensor
-    common: dict[str, Any]
+    common: Masks
     """What training and scoring both take: attention_mask and, where given, segment_ids and position_ids."""
     loss_mask: Tensor | None
     num_targets: int
@@ -82,11 +82,8 @@ def choose_rate(
     engine: str = "fast",
     grid: Iterable[float] | None = None,
     together: bool = False,
-    attention_mask: Tensor | None = None,
-    loss_mask: Tensor | None = None,
-    segment_ids: Tensor | None = None,
-    position_ids: Tensor | None = None,
     on_point: Callable[[RatePoint], None] | None = None,
+    **masks: Unpack[LearningMasks],
 ) -> RateChoice:
     """The learning rate for `rule` on this training part; the rate that `rule` carries is not looked at.
 
@@ -95,19 +92,13 @@ def choose_rate(
     a longer step, so that its rate means the same for the whole part. Rates go up until the loss is clearly worse than
     without training, and two more are tried around the best; of a `grid` of your own the best is taken, and one that
     starts too high has none that helps. `together` makes one update of all rows, as `Tint.adapt` does; leave it
-    out there, and the rate is too large by their number. `on_point` hears of every rate as it is tried.
+    out there, and the rate is too large by their number. `on_point` is called with every rate as it is tried.
+    `masks` are those of a call of `Tint`: `attention_mask`, `loss_mask`, `segment_ids`, `position_ids`.
     """
     auxiliary = load(model)
-    batch = Batch.of(
-        auxiliary,
-        input_ids,
-        train_mask=train_mask,
-        attention_mask=attention_mask,
-        loss_mask=loss_mask,
-        segment_ids=segment_ids,
-        position_ids=position_ids,
-    )
-    inner = _hold_out(auxiliary, batch, segments=segment_ids is not None, losses=loss_mask is not None)
+    batch = Batch.of(auxiliary, input_ids, train_mask=train_mask, **masks)
+    segments, losses = (masks.get(name) is not None for name in ("segment_ids", "loss_mask"))
+    inner = _hold_out(auxiliary, batch, segments=segments, losses=losses)
 
     def attempt(rate: float) -> RatePoint:
         point = RatePoint(rate=rate, loss=_loss(auxiliary, replace(rule, learning_rate=rate), engine, inner, together))
@@ -222,7 +213,7 @@ def _hold_out(auxiliary: Auxiliary, batch: Batch, *, segments: bool, losses: boo
         )
     columns = batch.train_mask.any(0).nonzero().flatten()
     cut = slice(int(columns[0]), int(columns[-1]) + 1)
-    common: dict[str, Any] = {"attention_mask": batch.train_mask[:, cut]}
+    common: Masks = {"attention_mask": batch.train_mask[:, cut]}
     if segments:
         common["segment_ids"] = batch.segment_ids[:, cut]
     if batch.position_ids is not None:

@@ -27,8 +27,7 @@ from tintformer.execution.engine import parameter_updates
 from tintformer.execution.hook_points import parameter_names
 from tintformer.execution.hooks import Hooks, Watchable
 from tintformer.execution.output import Logits, TintOutput, positions_of
-from tintformer.learning.effects import By, UpdateEffects, effects
-from tintformer.learning.update_view import UpdateView
+from tintformer.learning.update_view import By, UpdateEffects, UpdateView, effects
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.rule.trainable import trainable_weights
 from tintformer.storage.loading import load

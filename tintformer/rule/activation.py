@@ -24,6 +24,7 @@ def backward(
     mode: EpsilonMode = "fixed",
 ) -> Float[Tensor, "*shape D"]:
     """dx, by the derivative or by a difference of s along dy (the Jacobian is diagonal, hence symmetric)."""
+    # The derivative of ReLU is a step (the paper prints a sign).
     if scheme == "exact":
         return FUNCTIONS[function].derivative(x) * dy
     return directional(FUNCTIONS[function].value, x, dy, scheme=scheme, epsilon=step, mode=mode)

@@ -55,6 +55,7 @@ def rotation(rotary: Rotary, positions: Int[Tensor, "B T"], dtype: torch.dtype) 
 def split(inputs: Sequence[Float[Tensor, "B T _"]], op: Attend, context: AttentionContext) -> AttentionHeads:
     """Cut queries, keys and values into heads and rotate the first two to their positions."""
     query, key, value = inputs
+    # Grouped queries: K key/value heads, each read by G neighbouring queries; G is an axis, so nothing is copied.
     groups = (op.num_key_value_heads, op.num_heads // op.num_key_value_heads)
     query_BKGTd = query.unflatten(-1, (*groups, op.head_dim)).permute(0, 2, 3, 1, 4)
     key_BKTd, value_BKTd = (x.unflatten(-1, (groups[0], op.head_dim)).transpose(1, 2) for x in (key, value))
@@ -89,7 +90,7 @@ def rotate(
     half = by.cos.shape[-1]
     shape = (x.shape[0], *(1 for _ in x.shape[1:-2]), x.shape[-2], half)
     cos, sin = by.cos.view(shape), by.sin.view(shape)
-    if inverse:
+    if inverse:  # a rotation's transpose turns back by the same angle
         sin = -sin
     turned, rest = x[..., : 2 * half], x[..., 2 * half :]
     if interleaved:
@@ -155,7 +156,9 @@ def head_gradients(
     scores_BKGQT = scores(heads, op, context)
     weights_BKGQT = scores_BKGQT.softmax(-1)
     dy_BKGQd = dy.unflatten(-1, (op.num_key_value_heads, -1, op.head_dim)).permute(0, 2, 3, 1, 4)
+    # dv_j = sum_t a_tj dy_t: the transposed attention pattern (the paper's main text prints dy_j under the sum).
     dvalue_BKTd = torch.einsum("BKGqj,BKGqd->BKjd", weights_BKGQT, dy_BKGQd)
+    # The paper's simulated gradient stops here: scores are constants, and queries and keys get nothing.
     if scheme == "value":
         return HeadGradients(None, None, dvalue_BKTd)
 

@@ -34,6 +34,8 @@ def directional(
     `relative` takes the step epsilon * rms(x_t) / rms(direction_t): the same share of every token, whatever the size
     of its gradient. It is carried out on the unit direction, so that a token without gradient divides nothing.
     """
+    # A fixed step suits no model with outliers: gradients span orders of magnitude from token to token, and float32
+    # cancels the digits of the small ones (docs/approximations.md).
     if mode == "relative":
         length, step = rms(direction), epsilon * rms(x)
         direction = direction / length

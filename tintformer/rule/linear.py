@@ -17,10 +17,12 @@ def forward(
 
 
 def backward(dy: Float[Tensor, "B T O"], weight: Float[Tensor, "... O I"]) -> Float[Tensor, "B T I"]:
+    # No transpose is stored anywhere: dx = W^T dy for row vectors is dy W.
     return dy @ weight
 
 
 def weight_gradient(x: Float[Tensor, "B T I"], dy: Float[Tensor, "B T O"]) -> Float[Tensor, "B O I"]:
+    # Summed over the tokens of each sequence: sum_t dy_t x_t^T, of rank at most T. The fast engine keeps the factors.
     return dy.mT @ x
 
 

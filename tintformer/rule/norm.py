@@ -31,6 +31,7 @@ def normalise(x: Float[Tensor, "*shape D"], *, kind: Kind, epsilon: float) -> Fl
 
 def _normalise(x: Tensor, kind: Kind, epsilon: float) -> tuple[Tensor, Tensor]:
     """f(x) and the factor 1 / sigma that it multiplied by."""
+    # RMSNorm divides by the root of the MEAN square plus epsilon, as the families' own code does.
     if kind == "layer":
         x = x - x.mean(-1, keepdim=True)
     inverse = torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
@@ -64,9 +65,11 @@ def backward(
 ) -> Float[Tensor, "B T D"]:
     """dx, by the derivative of f or by a difference of f (whose Jacobian is symmetric) along g * dy."""
     dz = dy if scale is None else dy * scale.unsqueeze(-2)
+    # The scale multiplies the gradient before the difference is taken: only f itself has a symmetric Jacobian.
     if scheme != "exact":
         function = partial(normalise, kind=kind, epsilon=epsilon)
         return directional(function, x, dz, scheme=scheme, epsilon=step, mode=mode)
+    # (dz - mean(dz) - z mean(dz z)) / sigma: the paper drops a factor 1/D, and a sign in its main text.
     z, inverse = _normalise(x, kind, epsilon)
     dx = dz - z * (dz * z).mean(-1, keepdim=True)
     if kind == "layer":

@@ -11,12 +11,13 @@ from tintformer.rule.learning_rule import LearningRule
 
 def trained_weights(rule: LearningRule, op: Op | Join) -> tuple[Weight, ...]:
     """The weights of an op on the backward path that descent changes."""
+    # With attention_gradient="value" no gradient reaches queries and keys, which is why they have a knob of their own.
     if isinstance(op, Linear):
         free = op.group == "body" or (op.group == "query_key" and rule.update_query_key)
         candidates = (op.weight, op.bias) if free else ()
     elif isinstance(op, Norm) and op.group == "query_key":
         candidates = (op.scale, op.bias) if rule.update_query_key else ()
-    elif isinstance(op, Norm):
+    elif isinstance(op, Norm):  # the paper trains biases of norms and leaves their scales alone
         candidates = (op.scale, op.bias) if rule.update_norm_scale else (op.bias,)
     else:
         candidates = ()

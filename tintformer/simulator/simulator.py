@@ -15,10 +15,9 @@ from tintformer.auxiliary.ops import Weight
 from tintformer.errors import DivergenceError, InputError
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch, LearningMasks
-from tintformer.execution.continuation import Continuation
+from tintformer.execution.continuation import Continuation, KeyValueCache
 from tintformer.execution.engine import row_updates
 from tintformer.execution.hooks import Hooks, Watchable
-from tintformer.execution.kv_cache import KeyValueCache
 from tintformer.execution.output import EngineResult, Logits, TintOutput, positions_of, predict
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator import checkpoint, prefix

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tintformer.auxiliary.ops import Activation, Add, Attend, Join, Linear, Norm, Op, Product, Weight
 from tintformer.execution.batch import Batch
+from tintformer.execution.continuation import KeyValueCache
 from tintformer.execution.executor import Stage
-from tintformer.execution.kv_cache import KeyValueCache
 from tintformer.rule.trainable import trained_weights
 from tintformer.simulator.modules.loss_gradient import LossInputs
 from tintformer.simulator.modules.self_attention import AttentionInputs

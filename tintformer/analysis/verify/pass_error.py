@@ -16,7 +16,7 @@ from tintformer.analysis.verify.verified_engine import VerifiedEngine
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.engines.oracle import OracleEngine
 from tintformer.execution.batch import Batch
-from tintformer.execution.engine import EngineResult
+from tintformer.execution.output import EngineResult
 from tintformer.rule.learning_rule import LearningRule
 
 

@@ -11,10 +11,9 @@ from tintformer.engines.fast.fast_executor import FastExecutor
 from tintformer.engines.fast.updates import Updates
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch
-from tintformer.execution.continuation import Continuation
+from tintformer.execution.continuation import Continuation, KeyValueCache
 from tintformer.execution.engine import row_updates
 from tintformer.execution.hooks import Hooks
-from tintformer.execution.kv_cache import KeyValueCache
 from tintformer.execution.output import EngineResult, Predictions, predict
 from tintformer.rule.learning_rule import LearningRule
 

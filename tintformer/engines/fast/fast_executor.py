@@ -28,8 +28,8 @@ from tintformer.engines.fast.updates import (
 from tintformer.errors import DivergenceError
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch
-from tintformer.execution.executor import Stage
-from tintformer.execution.kv_cache import KeyValueCache
+from tintformer.execution.continuation import KeyValueCache
+from tintformer.execution.executor import TensorStreams
 from tintformer.rule import activation, head, norm
 from tintformer.rule.attention import AttentionHeads, merge_key
 from tintformer.rule.learning_rule import LearningRule
@@ -39,7 +39,7 @@ BUDGET = 64 * 2**20
 """Bytes that the scores of an attention chunk, or the logits of a chunk of positions, may take."""
 
 
-class FastExecutor:
+class FastExecutor(TensorStreams):
     """Implements `Executor` on `[B, T, width]` tensors."""
 
     def __init__(
@@ -61,16 +61,12 @@ class FastExecutor:
         self.dual, self.pooled, self.budget = dual, pooled, budget
         self.wide = compute_dtype(auxiliary.dtype)
         self.attention = FusedAttention(batch, self.wide, budget, cache=cache, start=start)
-        self.stage = Stage("after")
         self.steps_taken = 0
         """For messages: what is not finite from here on, this many steps have led to."""
         self.gradient_sums: dict[str, Tensor] = {}
         """Of the current step, by op: what is not finite there has diverged."""
         self.checks_outputs = False
         self._fused: tuple[Tensor, Tensor, Tensor] | None = None
-
-    def begin(self, stage: Stage) -> None:
-        self.stage = stage
 
     def embed(self) -> Float[Tensor, "B T D"]:
         embedding = self.auxiliary.embedding
@@ -88,9 +84,6 @@ class FastExecutor:
 
     def training_part(self, x: Tensor) -> Tensor:
         return x[:, : self.batch.num_reached]
-
-    def move(self, x: Tensor, device: torch.device) -> Tensor:
-        return x.to(device)
 
     def add(self, terms: Sequence[Tensor]) -> Tensor:
         total = terms[0] if len(terms) == 1 else terms[0] + terms[1]
@@ -149,12 +142,6 @@ class FastExecutor:
 
     def updates_of(self, op: Op | Join, row: int | None = None) -> dict[Weight, Tensor]:
         return self.updates.formed(trained_weights(self.rule, op), row)
-
-    def plain(self, stream: Tensor) -> Tensor:
-        return stream
-
-    def stream(self, tensor: Tensor, like: Tensor) -> Tensor:
-        return tensor.to(like.dtype)
 
     def _vector_gradient(self, op: Op | Join, weight: Weight, saved: Any, gradient: Tensor, total: Tensor) -> Tensor:
         """The gradient of a bias or a scale, `[B, D]`."""

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from tintformer.auxiliary.ops import Alibi, Attend, Rotary
 from tintformer.execution.batch import Batch
-from tintformer.execution.kv_cache import KeyValueCache
+from tintformer.execution.continuation import KeyValueCache
 from tintformer.rule import attention
 from tintformer.rule.attention import AttentionContext, AttentionHeads, HeadGradients
 from tintformer.rule.learning_rule import LearningRule

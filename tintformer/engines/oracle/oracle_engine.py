@@ -18,8 +18,7 @@ from torch.nn import functional
 
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.families import families
-from tintformer.engines.oracle.mode import OracleMode
-from tintformer.engines.oracle.twin import make_twin
+from tintformer.engines.oracle.twin import OracleMode, make_twin
 from tintformer.errors import InputError
 from tintformer.execution.batch import SHARED, Batch
 from tintformer.execution.output import EngineResult, Predictions

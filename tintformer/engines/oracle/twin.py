@@ -1,4 +1,8 @@
-"""A private twin of the Hugging Face model: its own modules and config, the same tensors, swapped backward passes."""
+"""A private twin of the Hugging Face model: its own modules and config, the same tensors, swapped backward passes.
+
+Autograd runs it. Where the rule asks for a difference, an autograd function takes it; where it asks for another
+attention gradient, a torch function mode takes over the softmax.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,61 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from tintformer.auxiliary.families.family import Family
-from tintformer.engines.oracle.difference import DifferenceFunction
-from tintformer.engines.oracle.mode import OracleMode
 from tintformer.rule.learning_rule import Gradient, LearningRule
+
+_SOFTMAX = {functional.softmax, torch.softmax, Tensor.softmax}
+
+
+class OracleMode(TorchFunctionMode):
+    """Undoes the casts to float32 inside a float64 model, and takes over every softmax, all of which are attention's.
+
+    Casts undone: RMSNorm, eager softmax, rotary modules, the query/key casts of GPT-J and GPT-Neo. Models in float32
+    are left as they are.
+    """
+
+    def __init__(self, rule: LearningRule, dtype: torch.dtype):
+        super().__init__()
+        self.rule, self.dtype = rule, dtype
+        self.pending: dict[str, Tensor] | None = None
+        """Filled with the gradient of the output of the attention whose softmax ran last."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _SOFTMAX:
+            return self._softmax(args[0] if args else kwargs["input"])
+        if self.dtype == torch.float64:
+            if func is Tensor.float:
+                return args[0].double()
+            if func is Tensor.to:
+                args = tuple(torch.float64 if value is torch.float32 else value for value in args)
+                kwargs = {key: torch.float64 if value is torch.float32 else value for key, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+    def _softmax(self, scores: Tensor) -> Tensor:
+        match self.rule.attention_gradient:
+            case "value":
+                return torch.softmax(scores, dim=-1).detach()
+            case "exact":
+                return torch.softmax(scores, dim=-1)
+            case "perturbed":
+                self.pending = {} if self.rule.epsilon_mode == "relative" else None
+                return PerturbedSoftmax.apply(scores, self.rule.difference_step("perturbed"), self.pending)
+
+    def watch_output(self, module: Any, args: tuple[Any, ...]) -> None:
+        """Forward pre-hook of an output projection: its input's gradient sets the step of a relative difference."""
+        cell, self.pending = self.pending, None
+        if cell is not None and args[0].requires_grad:
+            args[0].register_hook(lambda gradient: cell.__setitem__("value", gradient))
 
 
 def make_twin(model: Any, family: Family, rule: LearningRule, mode: OracleMode) -> Any:
@@ -105,3 +159,50 @@ def _double_alibi(attention_mask: Tensor, num_heads: int, dtype: torch.dtype) ->
     slopes += [extra**power for power in range(1, 2 * (num_heads - closest), 2)]
     places = torch.arange(attention_mask.shape[1], dtype=dtype, device=attention_mask.device)
     return places.new_tensor(slopes)[:, None, None] * places
+
+
+def root_mean_square(x: Tensor) -> Tensor:
+    return x.pow(2).mean(dim=-1, keepdim=True).add(torch.finfo(x.dtype).tiny).pow(0.5)
+
+
+class DifferenceFunction(torch.autograd.Function):
+    """function(x), whose Jacobian is symmetric, with J g taken as a difference along the incoming gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, function: Callable[[Tensor], Tensor], scheme: str, epsilon: float, relative: bool
+    ) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.function, ctx.scheme, ctx.epsilon, ctx.relative = function, scheme, epsilon, relative
+        return function(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (x,), (gradient,) = ctx.saved_tensors, gradients
+        eps = torch.full_like(x[..., :1], ctx.epsilon)
+        if ctx.relative:
+            eps = eps * root_mean_square(x) / root_mean_square(gradient)
+        high = ctx.function(x + eps * gradient)
+        if ctx.scheme == "first_order":
+            return (high - ctx.function(x)) / eps, None, None, None, None
+        return (high - ctx.function(x - eps * gradient)) / (2 * eps), None, None, None, None
+
+
+class PerturbedSoftmax(torch.autograd.Function):
+    """Softmax over the last dimension whose backward is a central difference of softmaxes."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, epsilon: float, output_gradient: dict[str, Tensor] | None) -> Tensor:
+        ctx.save_for_backward(scores)
+        ctx.epsilon, ctx.output_gradient = epsilon, output_gradient
+        return torch.softmax(scores, dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (scores,), (gradient,) = ctx.saved_tensors, gradients
+        eps = torch.full_like(scores[..., :1], ctx.epsilon)
+        if ctx.output_gradient is not None:
+            # Scores are [1, heads, tokens, tokens]; the gradient of the attention's output is [1, tokens, width].
+            eps = eps / root_mean_square(ctx.output_gradient["value"])[:, None]
+        plus, minus = torch.softmax(scores + eps * gradient, -1), torch.softmax(scores - eps * gradient, -1)
+        return (plus - minus) / (2 * eps), None, None

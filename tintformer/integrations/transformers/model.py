@@ -25,7 +25,7 @@ from tintformer.auxiliary.validation import check_model
 from tintformer.errors import InputError, LoadError, TintError
 from tintformer.execution.batch import Batch
 from tintformer.execution.engine import Continues
-from tintformer.integrations.transformers import files, loading
+from tintformer.integrations.transformers import files
 from tintformer.integrations.transformers.cache import TintCache
 from tintformer.integrations.transformers.card import model_card
 from tintformer.integrations.transformers.config import TintConfig
@@ -242,7 +242,7 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
         max_shard_size: int | str = "5GB",
         **unknown: Any,
     ) -> None:
-        """Write the base model's weights once, the configurations and a model card; see `hf.files` for the layout."""
+        """Write the base model's weights once, the configurations and a model card; see `files` for the layout."""
         if push_to_hub:
             raise TintError("save_pretrained writes files alone; call push_to_hub(name) for the hub")
         if asked := sorted(key for key, value in unknown.items() if value is not None and key != "token"):
@@ -255,7 +255,7 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
         self.config.architectures = [type(self).__name__]
         self.config.auxiliary.dtype = self.config.dtype = self.auxiliary.dtype
         named = {files.PARAMETERS + name: tensor for name, tensor in self.auxiliary.named_parameters()}
-        buffers = {files.BUFFERS + name: tensor for name, tensor in loading.buffers(self.auxiliary).items()}
+        buffers = {files.BUFFERS + name: tensor for name, tensor in files.buffers(self.auxiliary).items()}
         files.write(
             Path(save_directory),
             config=self.config,
@@ -276,21 +276,21 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
         """
         if pretrained_model_name_or_path is None or model_args:
             raise LoadError("give the directory or the hub id of a Tint model, and options by their names")
-        asked = loading.Asked.of(options)
+        asked = files.PretrainedOptions.of(options)
         directory = files.find_directory(os.fspath(pretrained_model_name_or_path), **asked.hub)
         files.check_files(directory)
-        config = loading.read_config(directory, asked)
+        config = files.read_config(directory, asked)
         stored = read_headers(directory)
         files.check_fit(config, stored, directory)
         with no_init_weights():
             model = cls(config)
         model.auxiliary.tie_weights()
-        loading.fill(model.auxiliary, stored)
-        config.auxiliary.dtype = config.dtype = loading.convert(model.auxiliary, asked.dtype)
-        model.generation_config = asked.generation or loading.read_generation(directory) or model.generation_config
+        files.fill(model.auxiliary, stored)
+        config.auxiliary.dtype = config.dtype = files.convert(model.auxiliary, asked.dtype)
+        model.generation_config = asked.generation or files.read_generation(directory) or model.generation_config
         if asked.device is not None:
             cast(Any, model).to(asked.device)
-        return (model.eval(), loading.nothing_odd()) if asked.report else model.eval()
+        return (model.eval(), files.loading_report()) if asked.report else model.eval()
 
     # What transformers asks every model for.
 
