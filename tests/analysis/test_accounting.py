@@ -83,7 +83,8 @@ def test_a_stack_that_does_not_divide_the_width_has_no_formula() -> None:
 
 def test_what_each_factor_contributes() -> None:
     """461,758 against 1,275,936,768, factor by factor: sizes, maps shared by all coordinates, tied blocks."""
-    auxiliary = meta_auxiliary(known_config("facebook/opt-125m"), "facebook/opt-125m")
+    config: Any = known_config("facebook/opt-125m")
+    auxiliary = meta_auxiliary(config, "facebook/opt-125m")
     rows = factors(auxiliary, stack=4)
     assert [row.total for row in rows] == [1_275_936_768, 1_149_988_556, 988_837_044, 5_515_246, 461_758]
     head_dim, num_heads = 193, 16
