@@ -7,7 +7,7 @@ head, gates and embeddings and fixes T = 2048; every parameter by which the two 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,8 +166,9 @@ class Factor:
     """By which factor it is smaller than the row before."""
 
 
-def factors(auxiliary: Auxiliary, *, stack: int) -> list[Factor]:
-    """From the paper's formula to the default construction, one factor a row."""
+def factors(auxiliary: Auxiliary, *, stack: int, counted: Iterable[Parameters] = ()) -> list[Factor]:
+    """From the paper's formula to the default construction, one factor a row; `counted` need not be counted again."""
+    known = {(each.layout, each.tie_blocks): each for each in counted}
     formula = Formula.of(auxiliary.model.config, stack=stack)
     with torch.device("meta"):
         g = build(auxiliary, LearningRule(learning_rate=1e-4), layout="lean", stack=stack).geometry
@@ -181,8 +182,8 @@ def factors(auxiliary: Auxiliary, *, stack: int) -> list[Factor]:
         ("lean", True, "lean, tied: one block for all layers"),
     ):
         size = linear_forward_size(auxiliary, layout=layout, stack=stack)
-        counted = count_parameters(auxiliary, layout=layout, stack=stack, tie_blocks=tied)
-        rows.append((name, size, counted.structural))
+        found = known.get((layout, tied)) or count_parameters(auxiliary, layout=layout, stack=stack, tie_blocks=tied)
+        rows.append((name, size, found.structural))
     rows.insert(2, ("lean sizes by the paper's formula", lean.linear, lean.total))
     before = [rows[0][2], *(total for _, _, total in rows)]
     return [

@@ -71,7 +71,7 @@ def count(model: str, *, layout: str | None = None, stack: int = 4) -> dict[str,
         "symbols": _symbols(formula),
         "formula": [asdict(row) for row in formula.rows()],
         "constructed": [_constructed(counts) for counts in counted],
-        "factors": [asdict(row) for row in factors(auxiliary, stack=stack)],
+        "factors": [asdict(row) for row in factors(auxiliary, stack=stack, counted=counted)],
         "non_zero_in_paper_layout": None if layout == "lean" else non_zero_share(auxiliary, stack=stack),
         "strategies": [
             asdict(row) for row in strategies(formula.dim_aux, paper_linear=formula.linear, lean_linear=lean)
