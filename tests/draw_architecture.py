@@ -26,7 +26,7 @@ WIDTH, BOX, HEIGHT, GAP, LANE = 760, 560, 40, 16, 22
 def layers() -> list[list[str]]:
     """Folders from the top of the import contract to its bottom; those of one row do not import each other."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    (contract,) = project["tool"]["importlinter"]["contracts"]
+    contract, *_ = project["tool"]["importlinter"]["contracts"]
     return [row.split(" | ") for row in contract["layers"]]
 
 

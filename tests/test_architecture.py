@@ -14,7 +14,7 @@ import tintformer
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "tintformer"
-OTHER_TESTS = {"training"}
+OTHER_TESTS = {"tintbench", "training"}
 """Folders of tests whose code is in the repository but not in the package."""
 
 

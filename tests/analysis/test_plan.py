@@ -15,12 +15,12 @@ from cases import FIRST, make_config, make_model
 from patience import PATIENCE
 
 import tintformer as tint
+from tintbench.flops import MultiplyAdds
+from tintbench.measuring import PROC
+from tintbench.memory_estimate import compare
 from tintformer.analysis.planning import device_memory, estimate
 from tintformer.analysis.planning.estimate import SLACK, plan
 from tintformer.analysis.planning.meter import Meter
-from tintformer.benchmarks.flops import MultiplyAdds
-from tintformer.benchmarks.measuring import PROC
-from tintformer.benchmarks.memory_estimate import compare
 from tintformer.engines.fast.fast_engine import predictions
 from tintformer.engines.fast.fast_executor import FastExecutor
 from tintformer.execution import walk

@@ -13,7 +13,7 @@ from cases import call, make_batch, make_model, make_rule
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import tintformer as tint
-from tintformer.benchmarks.measuring import PROC, in_a_fresh_process
+from tintbench.measuring import PROC, in_a_fresh_process
 
 HALVES = [torch.bfloat16, torch.float16]
 TINY = 1e-7
@@ -62,7 +62,7 @@ def test_a_formed_matrix_keeps_a_change_that_the_weight_cannot_hold(dtype: torch
 
 CHILD = """
 import sys, torch, tintformer
-from tintformer.benchmarks.measuring import peak_of
+from tintbench.measuring import peak_of
 tintformer.load("nano-gpt2")  # libraries allocate what they keep
 kept = []
 print(peak_of(lambda: kept.append(tintformer.load(sys.argv[1], dtype=getattr(torch, sys.argv[2])))))

@@ -18,7 +18,7 @@ import torch
 from patience import PATIENCE
 from torch.nn import functional
 
-from tintformer.benchmarks.baselines import Explicit, block_names
+from tintformer.analysis.baselines import Explicit, block_names
 from tintformer.errors import InputError
 from tintformer.experiments.language_modelling import LanguageModelling, open_language
 from tintformer.experiments.recipes import FULL_RATES, by_protocol, compared

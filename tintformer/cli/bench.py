@@ -55,9 +55,9 @@ def bench(
 
     All methods take turns in one process, so that drift of the machine hits all alike; times are medians.
     """
-    from tintformer.benchmarks.cases import Settings
-    from tintformer.benchmarks.speed import measure
-    from tintformer.benchmarks.speed_tables import check_output, save
+    from tintbench.cases import Settings
+    from tintbench.speed import measure
+    from tintbench.speed_tables import check_output, save
 
     asked: dict[str, Any] = {
         "models": tuple(model or ()),
@@ -85,7 +85,7 @@ def bench(
 
 def _print_tables(records: list[dict[str, Any]]) -> None:
     """One table a model and case, narrow enough for a terminal, and the notes below it."""
-    from tintformer.benchmarks.speed_tables import setting_line, table_rows
+    from tintbench.speed_tables import setting_line, table_rows
 
     print(setting_line(records[0]))
     for model, case in dict.fromkeys((record["model"], record["case"]) for record in records):

@@ -140,7 +140,7 @@ def explicit_loss(auxiliary: Auxiliary, ids: Any, num_train: int) -> float:
     """Fine-tuning of all block weights by autograd and SGD, at its own best rate inside the training part."""
     import torch
 
-    from tintformer.benchmarks.baselines import Explicit, block_names
+    from tintformer.analysis.baselines import Explicit, block_names
     from tintformer.learning.rate_selection import choose_rate
     from tintformer.rule.learning_rule import LearningRule
 

@@ -39,7 +39,7 @@ PARTS = {
 """What the methods of an executor make; gradients are all the rest."""
 SLACK = 64 * 2**20
 """What the C library keeps of freed memory at most (glibc: twice its largest threshold for memory of one's own).
-Without it, runs of a few hundred megabytes take a quarter more than is foreseen (`benchmarks.memory_estimate`)."""
+Without it, runs of a few hundred megabytes take a quarter more than is foreseen (`tintbench.memory_estimate`)."""
 ATTENTION_PARTS = {"forward": "attention", "backward": "attention"}
 
 

@@ -25,7 +25,7 @@ from tintformer.auxiliary.description import compute_dtype
 from tintformer.auxiliary.ops import Weight
 
 TRAFFIC = 60.0
-"""Fixed cost of forming a matrix, in multiply-adds an element. `benchmarks.forming_cost` measured 38 to 140 by shape
+"""Fixed cost of forming a matrix, in multiply-adds an element. `tintbench.forming_cost` measured 38 to 140 by shape
 on one machine; it matters little, since it only shifts a choice between forms that cost about the same there."""
 
 

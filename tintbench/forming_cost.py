@@ -2,7 +2,7 @@
 
 Times W - rate * G^T X over the number n of trained tokens and fits a line: its intercept over its slope is the fixed
 cost, in multiply-adds an element. The argument is the number of threads:
-`python -m tintformer.benchmarks.forming_cost 2`.
+`python -m tintbench.forming_cost 2`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from statistics import linear_regression
 
 import torch
 
-from tintformer.benchmarks.measuring import median_seconds
+from tintbench.measuring import median_seconds
 
 SHAPES = ((768, 768), (768, 3072), (3072, 768))
 RANKS = (16, 32, 64, 128, 256, 512)

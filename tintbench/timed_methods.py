@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tintbench.cases import Case, FewShotCase, SequenceCase, Settings, make_model, random_tokens
+from tintbench.flops import MultiplyAdds
+from tintformer.analysis.baselines import Explicit, PerSample, all_names, block_names, rule_names
 from tintformer.auxiliary.description import Auxiliary
-from tintformer.benchmarks.baselines import Explicit, PerSample, all_names, block_names, rule_names
-from tintformer.benchmarks.cases import Case, FewShotCase, SequenceCase, Settings, make_model, random_tokens
-from tintformer.benchmarks.flops import MultiplyAdds
 from tintformer.errors import TintError
 from tintformer.learning.tint import Tint
 from tintformer.rule.learning_rule import LearningRule

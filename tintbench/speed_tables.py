@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tintbench.cases import BenchError
+from tintbench.results import markdown_table
 from tintformer.analysis.plot_style import import_matplotlib
-from tintformer.benchmarks.cases import BenchError
-from tintformer.benchmarks.results import markdown_table
 from tintformer.storage.whole_files import whole_file
 
 Records = Sequence[dict[str, Any]]

@@ -43,7 +43,7 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        from tintformer.benchmarks.timed_methods import METHODS
+        from tintbench.timed_methods import METHODS
         from tintformer.learning.engine_registry import ENGINES
 
         _require_known("case", self.cases, CASES)

@@ -15,7 +15,7 @@ import torch
 from rich.progress import track
 
 import tintformer as tint
-from tintformer.benchmarks.results import (
+from tintbench.results import (
     markdown_table,
     relative_error,
     run_as_script,
@@ -26,7 +26,7 @@ from tintformer.benchmarks.results import (
 from tintformer.learning.text import encode, find_tokenizer
 
 EPSILONS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
-NOTE = """<!-- Written by `python -m tintformer.benchmarks.softmax_form`; softmax-form.json has all numbers. -->
+NOTE = """<!-- Written by `python -m tintbench.softmax_form`; softmax-form.json has all numbers. -->
 
 {model}, {tokens} tokens of {text}, the first half trained on at rate {rate:g}; torch {torch}, {threads} thread(s).
 Each entry: relative error of the logits / relative error of the update, against linear attentions in float64.

@@ -13,7 +13,7 @@ from patience import PATIENCE
 
 from tintformer.bundled import read_text
 
-SCRIPT = (sys.executable, "-m", "tintformer.benchmarks.bundled_models")
+SCRIPT = (sys.executable, "-m", "tintbench.bundled_models")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

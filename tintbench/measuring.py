@@ -22,7 +22,7 @@ from statistics import median
 
 import torch
 
-from tintformer.benchmarks.timed_methods import TimedMethod
+from tintbench.timed_methods import TimedMethod
 
 PROC = Path("/proc/self")
 

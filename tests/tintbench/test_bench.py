@@ -12,15 +12,15 @@ import pytest
 import torch
 from cases import make_model
 
+from tintbench.cases import CASES, BenchError, SequenceCase, Settings, random_tokens
+from tintbench.cases import make_model as make_shape
+from tintbench.flops import MultiplyAdds
+from tintbench.measuring import PROC, multiply_add_peak
+from tintbench.speed import measure, measure_peak
+from tintbench.speed_tables import markdown, save, table_rows
+from tintbench.timed_methods import Setup, Skip, methods_of, prepare
 from tintformer import LearningRule, Tint, TintError, load
-from tintformer.benchmarks.baselines import Explicit, PerSample, all_names, block_names, rule_names
-from tintformer.benchmarks.cases import CASES, BenchError, SequenceCase, Settings, random_tokens
-from tintformer.benchmarks.cases import make_model as make_shape
-from tintformer.benchmarks.flops import MultiplyAdds
-from tintformer.benchmarks.measuring import PROC, multiply_add_peak
-from tintformer.benchmarks.speed import measure, measure_peak
-from tintformer.benchmarks.speed_tables import markdown, save, table_rows
-from tintformer.benchmarks.timed_methods import Setup, Skip, methods_of, prepare
+from tintformer.analysis.baselines import Explicit, PerSample, all_names, block_names, rule_names
 
 FAMILIES = ["gpt2", "opt", "llama-grouped"]
 RATE = 2e-3
@@ -43,7 +43,7 @@ def tokens(rows: int = 3, length: int = 10) -> torch.Tensor:
 def _small_products() -> Iterator[None]:
     """The machine's peak is not the question here, and takes seconds to find."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tintformer.benchmarks.speed.multiply_add_peak", partial(multiply_add_peak, size=64))
+        patch.setattr("tintbench.speed.multiply_add_peak", partial(multiply_add_peak, size=64))
         yield
 
 
@@ -156,7 +156,7 @@ def test_vmap_is_explicit_fine_tuning(family: str) -> None:
 
 
 def test_vmap_is_skipped_where_memory_does_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tintformer.benchmarks.timed_methods.VMAP_LIMIT", 1000)
+    monkeypatch.setattr("tintbench.timed_methods.VMAP_LIMIT", 1000)
     setup = Setup(
         auxiliary=load(make_shape("tiny", torch.float32)),
         rule=LearningRule(learning_rate=RATE),

@@ -20,8 +20,7 @@ from rich.progress import track
 from torch import Tensor
 
 import tintformer as tint
-from tintformer.analysis.plot_style import import_matplotlib
-from tintformer.benchmarks.results import (
+from tintbench.results import (
     markdown_table,
     relative_error,
     run_as_script,
@@ -29,6 +28,7 @@ from tintformer.benchmarks.results import (
     save_markdown,
     versions,
 )
+from tintformer.analysis.plot_style import import_matplotlib
 from tintformer.console import print_table
 from tintformer.engines.reference import TensorExecutor
 from tintformer.execution import walk
@@ -53,7 +53,7 @@ SCHEMES = {
 Lines = dict[tuple[str, str, str], dict[str, dict[float, list[float]]]]
 """The errors of the sequences by part, scheme and mode, then by dtype, then by step."""
 
-NOTE = """<!-- Written by `python -m tintformer.benchmarks.difference_error`; difference-error.json has all numbers. -->
+NOTE = """<!-- Written by `python -m tintbench.difference_error`; difference-error.json has all numbers. -->
 
 Relative error of the update, mean over {sequences} sequences of {tokens} tokens, the first half trained on.
 `best`: at the best step tried (`both`: of those with a column). `worst`: the worst sequence at that step in

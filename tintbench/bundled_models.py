@@ -26,9 +26,9 @@ from rich.progress import track
 from torch import Tensor
 
 import tintformer as tint
+from tintbench.results import markdown_table, run_as_script, save_json, save_markdown, versions
+from tintformer.analysis.baselines import Explicit, block_names, token_losses
 from tintformer.analysis.intervals import bootstrap, standard_error
-from tintformer.benchmarks.baselines import Explicit, block_names, token_losses
-from tintformer.benchmarks.results import markdown_table, run_as_script, save_json, save_markdown, versions
 from tintformer.bundled import BUNDLED
 from tintformer.console import print_table
 from tintformer.learning.text import find_tokenizer, read_text
@@ -42,7 +42,7 @@ ROWS = 5
 Losses = Callable[[Tensor, float], list[float]]
 """Mean loss of the second half of each row after training on the first half at a rate."""
 
-NOTE = """<!-- Written by `python -m tintformer.benchmarks.bundled_models`; bundled-models.json has all numbers. -->
+NOTE = """<!-- Written by `python -m tintbench.bundled_models`; bundled-models.json has all numbers. -->
 
 {text} ({sha256:.12}), {segments} segments of {tokens} tokens, the first half trained on in one step, the second half
 scored; rates chosen on {tuning} other segments. Gains in nats per token against the model as it is; `share`: of what

@@ -19,9 +19,9 @@ import torch
 import transformers
 from torch import Tensor
 
-from tintformer.benchmarks.cases import CASES, FewShotCase, SequenceCase, Settings, check_models
-from tintformer.benchmarks.measuring import Peak, in_a_fresh_process, multiply_add_peak, peak_of, take_turns, threads
-from tintformer.benchmarks.timed_methods import Setup, TimedMethod, methods_of, prepare
+from tintbench.cases import CASES, FewShotCase, SequenceCase, Settings, check_models
+from tintbench.measuring import Peak, in_a_fresh_process, multiply_add_peak, peak_of, take_turns, threads
+from tintbench.timed_methods import Setup, TimedMethod, methods_of, prepare
 from tintformer.console import Progress
 from tintformer.errors import TintError
 from tintformer.version import __version__
@@ -107,7 +107,7 @@ def _within(progress: Progress, index: int, count: int, title: str) -> Progress:
 def measure_peak(settings: Settings, model: str, case: str, method: str) -> Peak:
     """Run one method once in a process of its own."""
     asked = replace(settings, models=(model,), cases=(case,), methods=(method,))
-    return in_a_fresh_process("-m", "tintformer.benchmarks.speed", json.dumps(asdict(asked)))
+    return in_a_fresh_process("-m", "tintbench.speed", json.dumps(asdict(asked)))
 
 
 def peak_in_this_process(settings: Settings) -> int:

@@ -1,7 +1,7 @@
 """How far the memory that `tint plan` foresees is from what a run really takes, on random models of several shapes.
 
 Each run is measured in a process of its own, above the weights.
-`python -m tintformer.benchmarks.memory_estimate` prints a table, with names of cases only those. Linux only.
+`python -m tintbench.memory_estimate` prints a table, with names of cases only those. Linux only.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tintbench.measuring import in_a_fresh_process, peak_of
+from tintbench.results import markdown_table
 from tintformer import LearningRule, Tint, load, plan
-from tintformer.benchmarks.measuring import in_a_fresh_process, peak_of
-from tintformer.benchmarks.results import markdown_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ def compare(name: str) -> tuple[int, int]:
     foreseen = plan(
         AutoConfig.for_model(**case.config), batch=case.batch, tokens=case.tokens, dtype=case.dtype, **case.options()
     )
-    peak = in_a_fresh_process("-m", "tintformer.benchmarks.memory_estimate", "--measure", name)
+    peak = in_a_fresh_process("-m", "tintbench.memory_estimate", "--measure", name)
     assert peak.size is not None, peak.why_not
     return foreseen.work, peak.size
 
