@@ -62,7 +62,7 @@ def caption(folder: str) -> str:
     """The first sentence of a folder's docstring, without its full stop."""
     source = (ROOT / "tintformer" / folder / "__init__.py").read_text(encoding="utf-8")
     text = ast.get_docstring(ast.parse(source)) or ""
-    sentence = text.split("\n\n")[0].replace("\n", " ").split(". ")[0].rstrip(".")
+    sentence = text.split("\n\n")[0].replace("\n", " ").split("; ")[0].split(". ")[0].rstrip(".")
     return sentence if len(sentence) <= 96 else sentence[:95].rsplit(" ", 1)[0] + " …"
 
 

@@ -201,7 +201,7 @@ def test_a_gradient_that_diverges_names_its_op() -> None:
 def test_other_engines_neither_adapt_nor_choose_a_form() -> None:
     with pytest.raises(tint.TintError, match="needs engine='fast'"):
         tint.Tint(make_model("gpt2"), make_rule("default"), engine="reference").adapt(make_batch()["input_ids"])
-    with pytest.raises(tint.TintError, match="knob of the fast engine"):
+    with pytest.raises(tint.TintError, match="dual: knobs of the fast engine"):
         tint.Tint(make_model("gpt2"), make_rule("default"), engine="oracle", dual=True)
 
 

@@ -224,7 +224,7 @@ def test_constructions_belong_to_the_simulator(engine: str) -> None:
 
 def test_what_belongs_to_other_engines() -> None:
     model, rule = make_model("gpt2"), make_rule("default")
-    with pytest.raises(tint.TintError, match="dual=True is a knob of the fast engine"):
+    with pytest.raises(tint.TintError, match="dual: knobs of the fast engine"):
         tint.Tint(model, rule, engine="simulator", dual=True)
     with pytest.raises(tint.TintError, match=r"adapt\(\) needs engine='fast'"):
         tint.Tint(model, rule, engine="simulator").adapt(make_batch()["input_ids"])

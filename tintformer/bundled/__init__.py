@@ -1,4 +1,4 @@
-"""The small pretrained models that ship with the package; `training/` in the repository holds their recipe."""
+"""The small pretrained models and texts that ship with the package; `training/` has the recipe of the models."""
 
 from __future__ import annotations
 

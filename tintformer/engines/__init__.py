@@ -1,1 +1,1 @@
-"""Executables of the one meaning."""
+"""Three executables of one meaning: reference, fast, and the oracle under autograd."""

@@ -1,1 +1,1 @@
-"""How a pass runs: batch and masks, the walk over the auxiliary, contracts of executors and engines, hooks."""
+"""How a pass runs: the batch, the walk, contracts of executors and engines, hooks."""

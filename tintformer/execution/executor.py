@@ -29,7 +29,7 @@ class Stage:
 
 @runtime_checkable
 class Executor(Protocol[X]):
-    """What runs an op. Streams (`X`) are its own: tensors, or the constructed transformer's stream.
+    """What runs an op. Streams (`X`) are its own: tensors, or the constructed simulator's stream.
 
     `saved` is whatever the executor's own backward and descent need.
     """

@@ -1,1 +1,1 @@
-"""Experiments: data by description, prompts, and records of every unit of work."""
+"""Experiments: data by description, units of work and their records, tables and figures."""

@@ -74,10 +74,6 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
         return
     for entry in ENGINES.values():
         if theirs := [option for option in foreign if option in entry.options()]:
-            if len(entry.options()) == 1:
-                found = f"{theirs[0]}={options[theirs[0]]} is a knob of the {entry.title}; leave it out"
-            else:
-                found = f"{', '.join(theirs)}: knobs of the {entry.title}; leave them out"
-            raise TintError(f"{found} with engine={name!r}")
+            raise TintError(f"{', '.join(theirs)}: knobs of the {entry.title}; leave them out with engine={name!r}")
     known = f"known are {', '.join(own)}" if own else "it has none"
     raise InputError(f"unknown knobs of a {ENGINES[name].title}: {', '.join(sorted(foreign))}; {known}")

@@ -1,1 +1,1 @@
-"""How the auxiliary learns: the rule's knobs and the mathematics of every op, forward, backward and descent."""
+"""How the auxiliary learns: the rule and the mathematics of every op."""

@@ -1,1 +1,1 @@
-"""The constructed transformer: its forward pass trains the auxiliary, whose weights sit in prefix tokens."""
+"""The construction: modules of a transformer, with the auxiliary in prefix tokens."""

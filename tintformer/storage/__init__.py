@@ -1,1 +1,1 @@
-"""What is read and written: models, configurations, caches, what is refused in files, whole-file writes."""
+"""What is read and written: models, caches, what is refused in files, whole-file writes."""

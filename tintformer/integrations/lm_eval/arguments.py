@@ -27,7 +27,7 @@ class ModelArguments:
     rule: LearningRule
     """How it learns from a context; with the rate 0 nothing is learnt, and it is the model as it is."""
     engine: str = "fast"
-    """`fast`, or `simulator`: the constructed transformer, the same numbers at many times the cost."""
+    """`fast`, or `simulator`: the constructed simulator, the same numbers at many times the cost."""
     dtype: str = "float32"
     max_length: int | None = None
     """Tokens of a context with its continuation; None: as many as the model was built for."""

@@ -47,7 +47,7 @@ class TintConfig(PreTrainedConfig):
     learning_rule: Any = None
     """All knobs of a `LearningRule`, as a dict; a `LearningRule` becomes one."""
     engine: str = "fast"
-    """`fast`, or `simulator`: the constructed transformer, the same numbers at many times the cost."""
+    """`fast`, or `simulator`: the constructed simulator, the same numbers at many times the cost."""
     construction: Any = None
     """Knobs of the simulator (layout, stack, tie_blocks, ...) as a dict; the fast engine has no use for them."""
     train_fraction: float = 1.0
