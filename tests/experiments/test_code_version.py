@@ -65,7 +65,7 @@ def test_layout_and_words_decide_nothing(package: Path) -> None:
     assert source_hash(package) == before
 
 
-@pytest.mark.parametrize("file", ["cli/app.py", "experiments/tables.py", "report/figures.py", "experiments/runner.py"])
+@pytest.mark.parametrize("file", ["cli/app.py", "experiments/tables.py", "report/drawing.py", "experiments/runner.py"])
 def test_presentation_decides_nothing(package: Path, file: str) -> None:
     before = source_hash(package)
     (package / file).write_text((package / file).read_text(encoding="utf-8") + "\nANSWER = 42\n", encoding="utf-8")
