@@ -34,7 +34,7 @@ PROCESSORS := MKL_CBWR=COMPATIBLE MKL_CBWR=AVX2 ATEN_CPU_CAPABILITY=default TINT
 SENSITIVE := tests/rule tests/auxiliary/test_families.py tests/auxiliary/test_devices.py tests/engines/test_fast.py \
 	tests/engines/test_behaviour.py tests/engines/test_precision.py tests/learning/test_tuned.py tests/execution \
 	tests/integrations/transformers/test_save.py tests/integrations/transformers/test_forward.py \
-	tests/simulator/test_checkpoint.py tests/simulator/test_layouts.py tests/simulator/test_softmax_form.py \
+	tests/simulator/test_checkpoint.py tests/simulator/test_layout_passes.py tests/simulator/test_softmax_form.py \
 	tests/simulator/test_order_of_error.py tests/analysis/test_theorem_attention.py \
 	tests/analysis/test_theorem_differences.py tests/analysis/test_gradient_alignment.py \
 	tests/experiments/test_golden.py tests/experiments/test_lora.py
