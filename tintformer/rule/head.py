@@ -24,6 +24,7 @@ def softmax(logits: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows V"]:
     """Probabilities. torch's own softmax adds up a large vocabulary in float32 one by one and errs by 2e-5; a sum of
     its own is added in pairs.
     """
+    # Less the largest logit, which changes nothing but keeps exp from overflowing (float32: above 88).
     weights = (logits - logits.amax(-1, keepdim=True)).exp()
     return weights / weights.sum(-1, keepdim=True)
 
@@ -45,7 +46,10 @@ def loss_gradient(
     # Only where a target is: with a large vocabulary these products are a third of the work of a small model.
     dx = torch.zeros_like(x)
     at = x[train_positions]
+    # E^T onehot is a row of E, looked up. The paper takes the next token's embedding for it: the same where head and
+    # embedding are tied, and the head's row is what the loss has where they are not.
     rows = weight[targets[train_positions]]
+    # Paper, "KL-loss gradient through auxiliary's language model head"; E itself stays frozen, as there.
     if loss == "cross_entropy":
         dx[train_positions] = softmax(forward(at, weight, bias)) @ weight - rows
     elif loss == "mse":
