@@ -123,7 +123,7 @@ def test_rotation_back_undoes_rotation() -> None:
 def test_loss_gradient(loss: Any, mean: bool) -> None:
     x, weight, bias = randn(2, 6, 5).requires_grad_(), randn(11, 5, seed=1), randn(11, seed=2)
     targets = torch.randint(0, 11, (2, 6), generator=torch.Generator().manual_seed(3))
-    scored = torch.tensor([[1, 0, 1, 1, 0, 0], [0, 1, 0, 0, 0, 0]]).bool()
+    train_positions = torch.tensor([[1, 0, 1, 1, 0, 0], [0, 1, 0, 0, 0, 0]]).bool()
     rows = weight[targets]
     values = {
         "cross_entropy": torch.nn.functional.cross_entropy(
@@ -132,11 +132,11 @@ def test_loss_gradient(loss: Any, mean: bool) -> None:
         "mse": 0.5 * (x - rows).square().sum(-1),
         "quad": 0.5 * (x @ weight.mT).square().sum(-1) - (x * rows).sum(-1),
     }
-    weights = scored.double() / scored.sum(-1, keepdim=True) if mean else scored.double()
+    weights = train_positions.double() / train_positions.sum(-1, keepdim=True) if mean else train_positions.double()
     (expected,) = torch.autograd.grad((values[loss] * weights).sum(), x)
-    ours = head.loss_gradient(x, weight, bias, targets, scored, loss=loss, mean=mean)
+    ours = head.loss_gradient(x, weight, bias, targets, train_positions, loss=loss, mean=mean)
     torch.testing.assert_close(ours, expected, **CLOSE)
-    assert bool((ours[~scored] == 0).all())
+    assert bool((ours[~train_positions] == 0).all())
 
 
 def norm_error(scheme: Any, mode: Any, kind: Any) -> Callable[[float], float]:

@@ -37,6 +37,7 @@ class ReferenceEngine:
         """Train every sequence on its own, then predict."""
         executor = TensorExecutor(self.auxiliary, self.rule, batch)
         observed = self.hooks.observed(executor, batch)
+        # First, as long as the executor has no updates: it reads every weight through them.
         x_before = walk.forward_pass(observed, self.auxiliary, "before") if before else None
         x = walk.train_in_the_pass(observed, self.auxiliary, self.rule)
         return EngineResult(
@@ -60,7 +61,9 @@ class TensorExecutor(TensorStreams):
         """A weight's current value: one for each sequence once it has an update."""
         if weight is None:
             return None
+        # Half precisions are widened before anything is added: an update may be below a weight's last digit.
         base = weight.read().to(self.dtype)
+        # A weight for each sequence, formed at every use: the memory that the fast engine's factors save.
         return base + self.updates[weight] if weight in self.updates else base
 
     def updates_of(self, op: Op | Join, row: int | None = None) -> dict[Weight, Tensor]:
@@ -68,6 +71,8 @@ class TensorExecutor(TensorStreams):
         return found if row is None else {weight: update[row] for weight, update in found.items()}
 
     def embed(self) -> Float[Tensor, "B T D"]:
+        # In the order of the families that have these parts: Gemma scales, OPT-350m projects before positions are
+        # added, BLOOM normalises the sum. None of them is trained.
         embedding = self.auxiliary.embedding
         x = embedding.tokens.rows(self.batch.input_ids).to(self.dtype) * embedding.scale
         if embedding.projection is not None:
@@ -87,6 +92,7 @@ class TensorExecutor(TensorStreams):
         return head.loss_gradient(x, weight, bias, batch.targets, batch.train_positions, loss=self.rule.loss, mean=mean)
 
     def add(self, terms: Sequence[Tensor]) -> Tensor:
+        # Out of place, since a term may be on the tape.
         total = terms[0]
         for term in terms[1:]:
             total = total + term
@@ -97,6 +103,7 @@ class TensorExecutor(TensorStreams):
             case Linear():
                 return linear.forward(inputs[0], self.value(op.weight), self.value(op.bias)), inputs
             case Norm():
+                # A query/key norm treats heads apart; cut, they are tokens, and the formulas stay as they are.
                 grouped = norm.cut(inputs[0], op.num_groups)
                 y = norm.forward(grouped, self._scale(op), self.value(op.bias), kind=op.kind, epsilon=op.epsilon)
                 return y.view_as(inputs[0]), inputs
@@ -109,6 +116,7 @@ class TensorExecutor(TensorStreams):
             case Attend():
                 context = self._context(op, inputs[0].device)
                 heads = attention.split(inputs, op, context)
+                # The heads are saved, positions applied: what backward needs of queries, keys and values.
                 return attention.forward(heads, op, context), heads
 
     def backward(self, op: Op | Join, saved: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -141,6 +149,7 @@ class TensorExecutor(TensorStreams):
             case Add():
                 return (gradient,) * len(saved)
             case Product():
+                # With the activation's backward behind it this is the paper's "Auxiliary GLU backpropagation".
                 return gradient * saved[1], gradient * saved[0]
             case Attend():
                 return attention.backward(
@@ -157,6 +166,7 @@ class TensorExecutor(TensorStreams):
         trained = trained_weights(self.rule, op)
         match op:
             case Linear():
+                # Paper, "Linear descent". Summed over tokens, as the loss is; every sequence keeps its own sum.
                 gradients = {op.weight: linear.weight_gradient(saved[0], gradient)}
                 if op.bias is not None:
                     gradients[op.bias] = linear.bias_gradient(gradient)
@@ -167,15 +177,18 @@ class TensorExecutor(TensorStreams):
                     gradients[op.scale] = norm.scale_gradient(x, dy, kind=op.kind, epsilon=op.epsilon)
             case _:
                 raise AssertionError(f"{op.name} has no parameters")
+        # Updates stand beside the weights and add up over the steps: the auxiliary itself never changes.
         for weight in trained:
             self.updates[weight] = self.updates.get(weight, 0) - self.rule.learning_rate * gradients[weight]
 
     def _scale(self, op: Norm) -> Tensor | None:
         scale = self.value(op.scale)
+        # Gemma stores the scale less 1; the gradient is that of the scale all the same.
         return scale + 1 if op.unit_offset and scale is not None else scale
 
     def _context(self, op: Attend, device: torch.device) -> attention.AttentionContext:
         batch = self.batch.on(device)
+        # Blocks differ in their windows (GPT-Neo, Qwen2) and devices, and in nothing else that a mask depends on.
         if (op.window, device) not in self.masks:
             self.masks[op.window, device] = batch.additive_mask(self.dtype, op.window)[:, None, None]
         positions, rotary = batch.positions, op.position

@@ -86,6 +86,7 @@ class Batch:
         """Sequences to predict only."""
         ids = _tokens(input_ids, auxiliary)
         nothing = torch.zeros_like(ids, dtype=torch.bool)
+        # An empty training part, which `of` refuses, is meant here: with no target there is no step.
         score = _mask_or_all("score_mask", score_mask, ids)
         return cls._checked(auxiliary, ids, nothing, nothing, score, **masks)
 
@@ -106,6 +107,7 @@ class Batch:
             input_ids=ids,
             attention_mask=attended,
             segment_ids=torch.zeros_like(ids) if segment_ids is None else _ids("segment_ids", segment_ids, ids),
+            # `loss_mask` stays as it was given: it never makes a target by itself, it only takes some away.
             train_mask=train & attended,
             loss_mask=loss,
             score_mask=score & attended,
@@ -129,10 +131,12 @@ class Batch:
         attended = torch.cat((self.attention_mask, ~nothing), dim=1)
         if attention_mask is not None:
             attended = _mask("attention_mask", attention_mask, together)
+            # Keys and values of those tokens were computed under the old mask, and are not computed again.
             if not torch.equal(attended[:, :old], self.attention_mask):
                 raise InputError("attention_mask says otherwise of tokens that have been read; give the same for them")
         positions = self.position_ids
         if positions is not None:
+            # The user's own positions go on in steps of 1; those derived from the masks are derived anew.
             following = torch.arange(1, new + 1, device=ids.device)
             positions = torch.cat((positions, positions[:, -1:] + following), dim=1)
         batch = Batch(
@@ -175,11 +179,15 @@ class Batch:
     @cached_property
     def targets(self) -> Int[Tensor, "B T"]:
         """The token that each position predicts; the last position predicts none, and its entry is not used."""
+        # Rolled, not cut, so that every tensor keeps the shape [B, T];
+        # `predicts` is False where the roll wraps around.
         return self.input_ids.roll(-1, dims=1)
 
     @cached_property
     def predicts(self) -> Bool[Tensor, "B T"]:
         """Positions t whose next token stands in the same segment, both attended."""
+        # Both attended, since padding may stand anywhere; the same segment,
+        # since packed examples do not predict each other.
         following = (
             self.attention_mask
             & self.attention_mask.roll(-1, dims=1)
@@ -191,6 +199,8 @@ class Batch:
     @cached_property
     def train_positions(self) -> Bool[Tensor, "B T"]:
         """Positions t whose next token is a training target."""
+        # Masks are of targets, gradients start at predictors, one to the left. The token before the training part may
+        # be one. `train_mask` is nowhere in `visible`: it restricts the loss, and attention sees the whole sequence.
         return self.predicts & (self.train_mask & self.loss_mask).roll(-1, dims=1)
 
     @cached_property
@@ -201,6 +211,7 @@ class Batch:
     @cached_property
     def evaluation_mask(self) -> Bool[Tensor, "B T"]:
         """The evaluated tokens themselves, one to the right of `evaluation_positions`."""
+        # Not `score_mask`: a token without a predecessor in its segment is asked for but cannot be predicted.
         return self.evaluation_positions.roll(1, dims=1)
 
     @cached_property
@@ -210,6 +221,7 @@ class Batch:
         shared = self.attention_mask & (self.segment_ids == SHARED)
         result = (shared.cumsum(1) - 1) * shared
         num_shared = shared.sum(1, keepdim=True)
+        # One segment at a time: their tokens may be mixed, and a single running count would number across them.
         for segment in self.segment_ids.unique().tolist():
             if segment != SHARED:
                 own = self.attention_mask & (self.segment_ids == segment)
@@ -220,6 +232,7 @@ class Batch:
     def num_reached(self) -> int:
         """Tokens up to the last that a training target is predicted from: the loss depends on no later one."""
         reached = self.train_positions.any(0).nonzero()
+        # One token where there is no target: the steps run all the same, with a gradient of zero.
         return int(reached[-1]) + 1 if len(reached) else 1
 
     @cached_property
@@ -232,6 +245,7 @@ class Batch:
 
         Padding on the right then sees tokens that it should not, but nothing sees it, and its outputs are not used.
         """
+        # Worth asking: a kernel that knows causality alone is fast, and reads no mask of T x T.
         one_segment = bool((self.segment_ids == self.segment_ids[:, :1]).all())
         return one_segment and bool((self.attention_mask[:, :-1] >= self.attention_mask[:, 1:]).all())
 
@@ -240,14 +254,20 @@ class Batch:
         tokens = torch.arange(self.input_ids.shape[1], device=self.input_ids.device)
         asking = tokens[first:, None]
         query_segments, key_segments = self.segment_ids[:, first:, None], self.segment_ids[:, None, :]
+        # A shared token itself sees shared ones only: else segments would be visible to each other through it.
         seen = (asking >= tokens) & ((query_segments == key_segments) | (key_segments == SHARED))
         seen = seen & self.attention_mask[:, first:, None] & self.attention_mask[:, None, :]
         if window is not None:
+            # Windows are counted in tokens of one's own segment: neither
+            # padding nor another example between may fill them.
             seen = seen & (self.distances[:, first:, None] - self.distances[:, None, :] < window)
         return seen | (asking == tokens)
 
     def additive_mask(self, dtype: torch.dtype, window: int | None = None, *, first: int = 0) -> Float[Tensor, "B Q T"]:
         """Added to scores: 0 where visible, the smallest finite number elsewhere."""
+        # The smallest finite number, not -inf: next to any visible score its exponential is exactly 0
+        # all the same, while a row of -inf is NaN, and so is 0 * -inf wherever a mask is multiplied. One
+        # NaN at padding would spread by sums over tokens.
         hidden = ~self.visible(window, first=first)
         return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, torch.finfo(dtype).min)
 
@@ -307,6 +327,7 @@ def _check_rows(batch: Batch) -> None:
     if empty.any():
         raise InputError(f"row {_first_row(empty)} is all padding: its attention_mask is 0 everywhere")
     shared = batch.attention_mask & (batch.segment_ids == SHARED)
+    # Attention is causal: what stands before a shared token could not see it, and would not share it.
     late = shared & ((batch.attention_mask & ~shared).cumsum(1) > 0)
     if late.any():
         row, token = late.nonzero()[0].tolist()
@@ -317,6 +338,7 @@ def _check_training(batch: Batch) -> None:
     untrained = ~batch.train_mask.any(1)
     if untrained.any():
         raise InputError(f"row {_first_row(untrained)} has an empty training part: its train_mask is 0 everywhere")
+    # A warning, not an error: in a large batch one row without a target is no reason to stop.
     unscored = ~batch.train_positions.any(1)
     if unscored.any():
         warnings.warn(
@@ -336,6 +358,7 @@ def _check_positions(batch: Batch, auxiliary: Auxiliary) -> None:
     if longest <= auxiliary.max_positions:
         return
     message = f"a sequence reaches {longest} positions but {auxiliary.name} was built for {auxiliary.max_positions}"
+    # A table has no row there; rotary angles and ALiBi's slopes go on, but the model was never trained so far out.
     if auxiliary.learned_positions:
         raise InputError(f"{message} and has learned positions; shorten it or split it into segments")
     warnings.warn(f"{message}; its predictions beyond are extrapolation", TintWarning, stacklevel=4)

@@ -1,5 +1,7 @@
 """Sequences that have been learnt from and go on: each with what it has learnt, token by token."""
 
+# B batch, T tokens read so far, n of them read last, D width, V vocabulary
+
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -30,6 +32,7 @@ class KeyValueCache:
         """
         if start:
             old_key, old_value = self.entries[name]
+            # Only the first `start`: tokens that were cropped may still stand behind them.
             key = torch.cat((old_key[..., :start, :], key), dim=-2)
             value = torch.cat((old_value[..., :start, :], value), dim=-2)
         self.entries[name] = key, value
@@ -60,6 +63,7 @@ class Continuation(ABC):
         if self.cache is None:
             raise InputError("nothing was kept to go on from: begin with keep_cache=True")
         batch = self.batch.extended(self.auxiliary, input_ids, attention_mask)
+        # In this order: should reading fail, the batch still says how much of the cache counts.
         self.x = self._read(batch, self.cache, self.length)
         self.batch = batch
 
@@ -79,6 +83,7 @@ class Continuation(ABC):
 
     def crop(self, length: int) -> None:
         """Forget the tokens behind the first `length`."""
+        # The cache is cut by the next `extend`, which knows how much of it counts.
         self.batch = self.batch.select(tokens=length)
 
     @property

@@ -79,6 +79,7 @@ def parameter_updates(found: Mapping[Weight, Tensor], auxiliary: Auxiliary, rule
 
     Several weights may be parts of one fused parameter, of which the frozen ones stay zero.
     """
+    # Not the model's dtype: a small update, rounded to half a precision, would be reported as another one or as none.
     dtype = compute_dtype(auxiliary.dtype)
     parameters: dict[str, Tensor] = {}
     for weight in trainable_weights(rule, auxiliary):

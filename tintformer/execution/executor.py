@@ -104,4 +104,5 @@ class TensorStreams:
         return stream
 
     def stream(self, tensor: Tensor, like: Tensor) -> Tensor:
+        # What a hook hands back need not have the dtype of the stream.
         return tensor.to(like.dtype)

@@ -134,6 +134,8 @@ class ObservedExecutor(Generic[X]):
 
     def _arriving(self, op: Op | Join, gradient: X) -> X:
         """The gradient at an op's output. Its backward and its descent are given the same one: it is shown once."""
+        # By identity: the walk hands one and the same tensor to backward and
+        # to descent, and a replacement must reach both.
         if self._arrived is None or self._arrived[0] is not op or self._arrived[1] is not gradient:
             self._arrived = op, gradient, self._shown(f"{op.name}.gradient", gradient)
         return self._arrived[2]
@@ -145,9 +147,11 @@ class ObservedExecutor(Generic[X]):
         if listener is None:
             return stream
         value = self.executor.plain(stream)
+        # Engines differ in how many tokens they carry through a step; what is shown must not.
         num_tokens = self.num_reached if isinstance(point.when, int) else value.shape[1]
         shown = value[:, :num_tokens]
         answer = listener(shown)
+        # Untouched: the executor's own stream goes on, without a copy, and bit by bit as without hooks.
         if answer is shown:
             return stream
         return self.executor.stream(torch.cat((answer, value[:, num_tokens:]), dim=1), stream)

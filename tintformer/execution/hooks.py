@@ -39,6 +39,7 @@ class Hook:
         answer = self.function(value, point)
         if answer is None:
             return value
+        # An update may be kept as factors: there is no matrix that could be replaced.
         if ".update." in point.name:
             raise InputError(f"{point.name} can be looked at, not replaced; replace the gradient that it comes from")
         if answer.shape != value.shape:
@@ -80,6 +81,7 @@ class Hooks:
         """Let hooks stand at every point that fits them while the context lasts; `held` is what it gives."""
         points = self.points()
         for hook in hooks:
+            # A mistyped pattern would watch nothing, and an empty result looks like a finding.
             if not any(map(hook.stands_at, points)):
                 place = "" if hook.when is None else f" with when={hook.when!r}"
                 raise InputError(f"no hook point fits {hook.pattern!r}{place}; points() lists them all")

@@ -1,5 +1,7 @@
 """What a pass returns: predictions and updates by an engine, and what the user gets of them."""
 
+# B batch, T tokens, D width, V vocabulary
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -46,6 +48,7 @@ def predict(
     """Predictions from the stream at the head's input; `head` turns rows of it into logits."""
     home, batch = batch.input_ids.device, batch.on(x.device)
     evaluated = batch.evaluation_positions
+    # With a large vocabulary the head is the dearest product of a small model: it runs only where it is asked for.
     at = evaluated if logits_at is None else logits_at.to(evaluated.device)
     logits = head(x[at])
     losses = token_loss(logits[evaluated[at]], batch.targets[evaluated])
@@ -87,6 +90,7 @@ class TintOutput:
             if predictions is None:
                 return None, None
             token_loss = predictions.losses.new_zeros(batch.input_ids.shape)
+            # Computed at the token before, shown at the token itself, which is what a reader looks for.
             token_loss[batch.evaluation_mask] = predictions.losses
             return (predictions.losses.mean() if len(predictions.losses) else None), token_loss
 

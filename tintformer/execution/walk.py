@@ -33,6 +33,7 @@ def forward(executor: Executor[X], steps: Sequence[Step], x: X) -> tuple[X, list
     tape: list[TapeEntry] = []
     for step in steps:
         if isinstance(step, Fork):
+            # Every branch reads the same x and has a tape of its own; a residual is a branch without steps.
             runs = [forward(executor, branch, x) for branch in step.branches]
             x, saved = executor.forward(step.join, tuple(output for output, _ in runs))
             tape.append(TapeEntry(step, saved, tuple(branch_tape for _, branch_tape in runs)))
@@ -62,6 +63,8 @@ def backward(
                 for branch, branch_gradient in zip(
                     tape[index].branches, executor.backward(step.join, saved, gradient), strict=True
                 )
+                # No gradient, no walk: with value-only attention the branches of queries and keys are never visited,
+                # which is what the paper's stop gradients save.
                 if branch_gradient is not None and (branch or wanted)
             ]
             below = executor.add([term for term in arriving if term is not None]) if wanted else None
@@ -96,12 +99,15 @@ def train(executor: Executor[X], auxiliary: Auxiliary, rule: LearningRule) -> tu
 
     Blocks below the trained ones never change, so they run once for all steps and for whatever comes after.
     """
+    # The paper's "N-step Fine-Tuning", on the top blocks alone where the rule says so (its tables: 12 layers for 1
+    # step, 6 for 2, 3 for 4; the prose once says 6 for 3).
     num_frozen = len(auxiliary.blocks) - rule.num_trained(len(auxiliary.blocks))
     executor.begin(Stage("below"))
     below = executor.embed()
     for block in auxiliary.blocks[:num_frozen]:
         below = run_without_tape(executor, block, below)
     trained = [step for block in auxiliary.blocks[num_frozen:] for step in block] + list(auxiliary.final)
+    # `below` itself is kept whole: the pass after learning goes on from there over all tokens.
     seen = executor.training_part(below)
     for number in range(1, rule.steps + 1):
         _descend_once(executor, rule, trained, seen, number)
@@ -112,7 +118,9 @@ def _descend_once(executor: Executor[X], rule: LearningRule, steps: Sequence[Ste
     """One step of descent; a function of its own, so that its tape does not outlive it."""
     executor.begin(Stage("forward", number))
     x, tape = forward(executor, steps, x)
+    # The loss's gradient opens the backward half: what observers see from here on are gradients and updates.
     executor.begin(Stage("backward", number))
+    # Below the trained steps nothing learns, so the lowest op need not hand a gradient on.
     backward(executor, rule, tape, executor.loss_gradient(x), pass_on=False)
 
 
@@ -120,6 +128,7 @@ def train_in_the_pass(executor: Executor[X], auxiliary: Auxiliary, rule: Learnin
     """Train, then run the forward pass with the final weights: the stream at the head's input."""
     below, trained = train(executor, auxiliary, rule)
     executor.begin(Stage("after"))
+    # The head is no step of the walk: it is frozen, and each engine applies it only where logits are wanted.
     return run_without_tape(executor, trained, below)
 
 

@@ -61,6 +61,7 @@ def engines_that(capability: Capability) -> tuple[str, ...]:
 def make_engine(name: str, auxiliary: Auxiliary, rule: LearningRule, **options: Any) -> Engine:
     """The engine of that name; an unknown name, or an option that it does not take, is an error."""
     check_options(name, options)
+    # By name and only now: the simulator and the oracle bring in much that most callers never need.
     module, _, factory = ENGINES[name].factory.rpartition(".")
     return getattr(import_module(module), factory)(auxiliary, rule, **options)
 
@@ -72,6 +73,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
     own = ENGINES[name].options()
     if not (foreign := [option for option in options if option not in own]):
         return
+    # Whose option is it? "Unknown" would be a poor answer to an option that the user has read about.
     for entry in ENGINES.values():
         if theirs := [option for option in foreign if option in entry.options()]:
             raise TintError(f"{', '.join(theirs)}: knobs of the {entry.title}; leave them out with engine={name!r}")

@@ -144,6 +144,7 @@ def _search(attempt: Callable[[float], RatePoint], rates: tuple[float, ...], *, 
     tried: dict[float, RatePoint] = {}
     while start > 0 and _harms(attempt(rates[start]), untrained, by=WORSE):
         tried[rates[start]] = attempt(rates[start])
+        # Two at a time, a factor of 10: how far down is not known, and the way up then fills the gap.
         start = max(0, start - 2)
     for rate in rates[start:]:
         tried[rate] = attempt(rate)
@@ -164,6 +165,7 @@ def _refine(attempt: Callable[[float], RatePoint], curve: list[RatePoint]) -> li
 
 def _just_below(best: RatePoint, curve: list[RatePoint]) -> RatePoint:
     """The neighbour of the best rate on its safe side, if that helps too."""
+    # The best rates lie within a factor of 2 of divergence, and a few held-out tokens are a noisy judge of them.
     below = curve[curve.index(best) - 1]
     return below if _helps(below, curve[0]) else best
 
@@ -195,6 +197,7 @@ def _loss(auxiliary: Auxiliary, rule: LearningRule, engine: str, inner: _Inner, 
             out = tuned.score(inner.input_ids, score_mask=inner.score_mask, **inner.common)
         else:
             out = sim(inner.input_ids, logits="none", **training)
+    # Divergence is an answer to the question that is asked here: this rate is too large.
     except DivergenceError:
         return math.inf
     loss = float(out.token_loss[inner.score_mask].mean())
@@ -213,6 +216,7 @@ def _hold_out(auxiliary: Auxiliary, batch: Batch, *, segments: bool, losses: boo
         )
     columns = batch.train_mask.any(0).nonzero().flatten()
     cut = slice(int(columns[0]), int(columns[-1]) + 1)
+    # The evaluation part is not even attended: a rate that was chosen with a view of it would be a leak.
     common: Masks = {"attention_mask": batch.train_mask[:, cut]}
     if segments:
         common["segment_ids"] = batch.segment_ids[:, cut]

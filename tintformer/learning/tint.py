@@ -28,6 +28,7 @@ class Tint(Watchable):
     def __init__(self, model: Any, rule: LearningRule, *, engine: str = "fast", **options: Any):
         self.auxiliary = load(model)
         self.rule = rule
+        # Too many layers are refused here, before an engine is built, which takes the simulator a while.
         rule.num_trained(len(self.auxiliary.blocks))
         self.engine: Engine = make_engine(engine, self.auxiliary, rule, **options)
 

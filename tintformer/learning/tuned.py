@@ -43,6 +43,7 @@ class Tuned(Watchable):
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule, updates: Updates):
         self.auxiliary, self.rule, self._updates = auxiliary, rule, updates
         self._engine = FastEngine(auxiliary, rule)
+        # Scoring has one pass, and it is the one after learning: there are no points of steps to wait at.
         self._engine.hooks = Hooks(auxiliary, rule, learns=False)
 
     @property
@@ -197,6 +198,7 @@ class Tuned(Watchable):
         """Read an update back onto the model it was learnt on; any other base is refused."""
         auxiliary = load(model)
         metadata, tensors = _read(Path(path))
+        # By its bytes, not its name: factors onto other weights would load without complaint and predict nonsense.
         if metadata["base"] != base_hash(auxiliary):
             raise LoadError(
                 f"{path} was learnt on other weights ({metadata['base_name']}) than those of {auxiliary.name}; "

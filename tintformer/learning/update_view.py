@@ -69,6 +69,7 @@ class UpdateView:
     def stable_rank(self) -> float:
         """The squared norm in units of the largest squared singular value: how many directions matter."""
         shares = self.singular_values / self.singular_values[0]
+        # An update of zeros has 0 / 0 here, and no direction.
         return float(shares.square().sum().nan_to_num())
 
     @cached_property
@@ -82,6 +83,7 @@ class UpdateView:
         if isinstance(update, Tensor):
             return update[:, None]
         tokens = sum(part.x.shape[1] for part in update.factors)
+        # From as many tokens as the matrix has rows or columns on, factors are no longer the smaller form.
         if update.dense is not None or tokens >= min(self.weight.read().shape):
             return _computable(update.row(0))
         gradients = torch.cat([_computable(part.g[0]) * -part.rate for part in update.factors])

@@ -27,4 +27,8 @@ def backward(
     # The derivative of ReLU is a step (the paper prints a sign).
     if scheme == "exact":
         return FUNCTIONS[function].derivative(x) * dy
+    # Paper, "Approximate Activation backpropagation". Where a kink lies within the step (ReLU) the
+    # difference is off by a share of dy itself, which is what the paper's (eps, rho)-alignment bounds. In
+    # a gated unit dy arrives multiplied by W x, so the step is eps dy (W x); the paper steps by eps dy
+    # and multiplies afterwards, with the same limit.
     return directional(FUNCTIONS[function].value, x, dy, scheme=scheme, epsilon=step, mode=mode)

@@ -48,6 +48,8 @@ class AttentionContext:
 
 
 def rotation(rotary: Rotary, positions: Int[Tensor, "B T"], dtype: torch.dtype) -> Rotation:
+    # In the compute dtype: bfloat16 cannot tell position 256 from 257, and an angle that is off by one turns the
+    # fastest pair of coordinates by a whole radian.
     angles = positions[..., None].to(dtype) * rotary.inverse_frequencies.to(positions.device, dtype)
     return Rotation(angles.cos() * rotary.scaling, angles.sin() * rotary.scaling)
 
@@ -90,6 +92,7 @@ def rotate(
     half = by.cos.shape[-1]
     shape = (x.shape[0], *(1 for _ in x.shape[1:-2]), x.shape[-2], half)
     cos, sin = by.cos.view(shape), by.sin.view(shape)
+    # With yarn's scaling this is a multiple of a rotation: the transpose scales again, where an inverse would divide.
     if inverse:  # a rotation's transpose turns back by the same angle
         sin = -sin
     turned, rest = x[..., : 2 * half], x[..., 2 * half :]
@@ -107,6 +110,7 @@ def scores(heads: AttentionHeads, op: Attend, context: AttentionContext) -> Floa
     result_BKGQT = torch.einsum("BKGtd,BKjd->BKGtj", heads.query, heads.key) * op.scale
     if isinstance(op.position, Alibi):
         # Only differences within a row matter to a softmax, so the key's position alone gives the distance.
+        # (The paper's definition of ALiBi adds m (j - t); the term m t is the same for every j.)
         slopes_KG11 = op.position.slopes.to(result_BKGQT).view(op.num_key_value_heads, -1, 1, 1)
         result_BKGQT = result_BKGQT + slopes_KG11 * context.positions[:, None, None, None].to(result_BKGQT.dtype)
     return result_BKGQT + context.mask
@@ -157,16 +161,23 @@ def head_gradients(
     weights_BKGQT = scores_BKGQT.softmax(-1)
     dy_BKGQd = dy.unflatten(-1, (op.num_key_value_heads, -1, op.head_dim)).permute(0, 2, 3, 1, 4)
     # dv_j = sum_t a_tj dy_t: the transposed attention pattern (the paper's main text prints dy_j under the sum).
+    # The sum runs over g as well: all queries that share a key/value head send to it, so no sum is left for `merge`.
     dvalue_BKTd = torch.einsum("BKGqj,BKGqd->BKjd", weights_BKGQT, dy_BKGQd)
     # The paper's simulated gradient stops here: scores are constants, and queries and keys get nothing.
+    # Section "Fuzzy backpropagation via stop gradients"; its theorem on hard attention bounds what is lost, which
+    # is little where each query looks at one token.
     if scheme == "value":
         return HeadGradients(None, None, dvalue_BKTd)
 
     dweights_BKGQT = torch.einsum("BKGqd,BKjd->BKGqj", dy_BKGQd, heads.value)
     if scheme == "exact":
+        # The paper's definition sums a_tj c_tj (k_j - mean k), with c_tj = dy_t . v_j. The mean, weighted by a, may as
+        # well be taken of c: a_tj (c_tj - mean c) is one matrix that serves queries and keys alike.
         mean_BKGQ1 = (weights_BKGQT * dweights_BKGQT).sum(-1, keepdim=True)
         dscores_BKGQT = weights_BKGQT * (dweights_BKGQT - mean_BKGQ1)
     else:
+        # c is linear in dy: divided by its size, the perturbation does not depend on the scale of the loss. Scores
+        # give no scale, unlike x in `directional`: a softmax has one of its own, it feels differences of about 1.
         step_BQ1 = step / rms(dy) if mode == "relative" else torch.full_like(dy[..., :1], step)
         dscores_BKGQT = perturbed_softmax(scores_BKGQT, dweights_BKGQT, step_BQ1[:, None, None])
     dquery_BKGQd = torch.einsum("BKGqj,BKjd->BKGqd", dscores_BKGQT, heads.key) * op.scale
@@ -181,5 +192,6 @@ def perturbed_softmax(
 
     With direction_tj = dy_t . v_j the perturbed scores are [q_t, step dy_t] . [k_j, v_j]: an attention computes them.
     """
+    # Hidden scores are so low that both softmaxes are exactly 0 there: no mask is needed after the difference.
     change = step * direction
     return ((scores + change).softmax(-1) - (scores - change).softmax(-1)) / (2 * step)

@@ -37,11 +37,15 @@ def directional(
     # A fixed step suits no model with outliers: gradients span orders of magnitude from token to token, and float32
     # cancels the digits of the small ones (docs/approximations.md).
     if mode == "relative":
+        # The paper's bound for LayerNorm grows with eps |g|^2 / sigma^2, so large gradients want a small eps.
         length, step = rms(direction), epsilon * rms(x)
         direction = direction / length
     else:
         length, step = 1.0, epsilon
+    # J and not its transpose: the trick is for f with a symmetric Jacobian, and so neither for linear layers nor for
+    # attention (the paper's footnote in "First-order approximations").
     ahead = function(x + step * direction)
     if scheme == "first_order":
         return (ahead - function(x)) / step * length
+    # Two evaluations of f, as many as first order takes, but the second-order term cancels.
     return (ahead - function(x - step * direction)) / (2 * step) * length

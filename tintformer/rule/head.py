@@ -1,6 +1,7 @@
 """The frozen language-model head and the gradient of the loss at its input (paper, section "Language model head").
 
-B batch, T tokens, D width, V vocabulary. `scored[b, t]` says whether token t + 1 is a training target.
+B batch, T tokens, D width, V vocabulary. `train_positions[b, t]` says whether t predicts a training
+target, token t + 1 (`Batch.train_positions`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ def softmax(logits: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows V"]:
     """Probabilities. torch's own softmax adds up a large vocabulary in float32 one by one and errs by 2e-5; a sum of
     its own is added in pairs.
     """
+    # Less the largest logit, which changes nothing but keeps exp from overflowing (float32: above 88).
     weights = (logits - logits.amax(-1, keepdim=True)).exp()
     return weights / weights.sum(-1, keepdim=True)
 
@@ -32,28 +34,31 @@ def loss_gradient(
     weight: Float[Tensor, "V D"],
     bias: Float[Tensor, " V"] | None,
     targets: Int[Tensor, "B T"],
-    scored: Bool[Tensor, "B T"],
+    train_positions: Bool[Tensor, "B T"],
     *,
     loss: Loss,
     mean: bool,
 ) -> Float[Tensor, "B T D"]:
-    """dx, summed (or averaged) over the scored targets of each sequence; exactly zero elsewhere.
+    """dx, summed (or averaged) over the training targets of each sequence; exactly zero elsewhere.
 
     cross_entropy: E^T (softmax(E x + b) - onehot). mse: x - e. quad (Saunshi et al.): E^T E x - e; e the target's row.
     """
     # Only where a target is: with a large vocabulary these products are a third of the work of a small model.
     dx = torch.zeros_like(x)
-    at = x[scored]
-    rows = weight[targets[scored]]
+    at = x[train_positions]
+    # E^T onehot is a row of E, looked up. The paper takes the next token's embedding for it: the same where head and
+    # embedding are tied, and the head's row is what the loss has where they are not.
+    rows = weight[targets[train_positions]]
+    # Paper, "KL-loss gradient through auxiliary's language model head"; E itself stays frozen, as there.
     if loss == "cross_entropy":
-        dx[scored] = softmax(forward(at, weight, bias)) @ weight - rows
+        dx[train_positions] = softmax(forward(at, weight, bias)) @ weight - rows
     elif loss == "mse":
-        dx[scored] = at - rows
+        dx[train_positions] = at - rows
     else:  # the paper's remark prints mean(E) - e; E^T E x - e is what the quad loss has
-        dx[scored] = (at @ weight.mT) @ weight - rows
+        dx[train_positions] = (at @ weight.mT) @ weight - rows
     # Every sequence learns on its own, so a mean is over its own targets; one without any divides by 1.
     if mean:
-        dx = dx / scored.sum(-1).clamp(min=1)[:, None, None]
+        dx = dx / train_positions.sum(-1).clamp(min=1)[:, None, None]
     return dx
 
 

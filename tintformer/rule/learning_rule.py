@@ -74,6 +74,9 @@ class LearningRule:
     @classmethod
     def paper(cls, **knobs: Any) -> LearningRule:
         """The simulated gradient as printed: first-order differences with one fixed step."""
+        # Value-only attention and frozen norm scales are the defaults already. The paper calls eps a hyperparameter
+        # and gives no value; the authors' code has 1e-3, with which the update of SmolLM2-135M errs by 57% in
+        # float32 (docs/approximations.md).
         printed: dict[str, Any] = {
             "norm_gradient": "first_order",
             "activation_gradient": "first_order",
@@ -106,12 +109,14 @@ class LearningRule:
             value = getattr(self, name)
             if value not in choices:
                 raise RuleError(f"{name}={value!r} is unknown; choose one of {', '.join(choices)}")
+        # 0 is allowed: it is the model as it is, the baseline of every comparison.
         _require_number("learning_rate", self.learning_rate, at_least=0)
         if self.epsilon is not None:
             _require_number("epsilon", self.epsilon, above=0)
         _require_count("steps", self.steps)
         if self.layers is not None:
             _require_count("layers", self.layers)
+        # Silently moving nothing would look like a result.
         if self.update_query_key and self.attention_gradient == "value":
             raise RuleError(
                 "update_query_key=True needs attention_gradient='exact' or 'perturbed': "
@@ -126,6 +131,8 @@ class LearningRule:
 
     def takes_differences(self) -> bool:
         """Whether any gradient is a difference; the backward pass is then no longer linear in the gradient."""
+        # A difference of a nonlinear f along g1 + g2 is not the sum of those along g1 and g2: gradients must be added
+        # up before they arrive, which is why shared tokens cannot be cut apart (engines/oracle).
         kinds = (self.norm_gradient, self.activation_gradient, self.attention_gradient)
         return any(kind in ("first_order", "central", "perturbed") for kind in kinds)
 

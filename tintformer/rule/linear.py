@@ -27,4 +27,5 @@ def weight_gradient(x: Float[Tensor, "B T I"], dy: Float[Tensor, "B T O"]) -> Fl
 
 
 def bias_gradient(dy: Float[Tensor, "B T O"]) -> Float[Tensor, "B O"]:
+    # The gradient of a weight whose input is always 1; the fast engine applies both in one product.
     return dy.sum(-2)

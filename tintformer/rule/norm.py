@@ -32,8 +32,10 @@ def normalise(x: Float[Tensor, "*shape D"], *, kind: Kind, epsilon: float) -> Fl
 def _normalise(x: Tensor, kind: Kind, epsilon: float) -> tuple[Tensor, Tensor]:
     """f(x) and the factor 1 / sigma that it multiplied by."""
     # RMSNorm divides by the root of the MEAN square plus epsilon, as the families' own code does.
+    # The definition in the paper has neither 1/D nor epsilon; its outputs would be sqrt(D) times too small.
     if kind == "layer":
         x = x - x.mean(-1, keepdim=True)
+    # Squares of what is centred already: E[x^2] - E[x]^2 would subtract two large numbers where the mean is large.
     inverse = torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
     return x * inverse, inverse
 
@@ -70,9 +72,11 @@ def backward(
         function = partial(normalise, kind=kind, epsilon=epsilon)
         return directional(function, x, dz, scheme=scheme, epsilon=step, mode=mode)
     # (dz - mean(dz) - z mean(dz z)) / sigma: the paper drops a factor 1/D, and a sign in its main text.
+    # It holds with epsilon too: sigma is what f divides by, and mean(z^2) need not be 1 for it.
     z, inverse = _normalise(x, kind, epsilon)
     dx = dz - z * (dz * z).mean(-1, keepdim=True)
     if kind == "layer":
+        # From the centring, which RMSNorm does not have.
         dx = dx - dz.mean(-1, keepdim=True)
     return dx * inverse
 
@@ -80,6 +84,7 @@ def backward(
 def scale_gradient(
     x: Float[Tensor, "B T D"], dy: Float[Tensor, "B T D"], *, kind: Kind, epsilon: float
 ) -> Float[Tensor, "B D"]:
+    # The paper leaves scales alone, since the product dy z would cost its construction an MLP.
     return (dy * normalise(x, kind=kind, epsilon=epsilon)).sum(-2)
 
 

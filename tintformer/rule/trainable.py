@@ -13,6 +13,7 @@ def trained_weights(rule: LearningRule, op: Op | Join) -> tuple[Weight, ...]:
     """The weights of an op on the backward path that descent changes."""
     # With attention_gradient="value" no gradient reaches queries and keys, which is why they have a knob of their own.
     if isinstance(op, Linear):
+        # Group `frozen` is OPT-350m's projections into and out of the stream: they belong to the embeddings.
         free = op.group == "body" or (op.group == "query_key" and rule.update_query_key)
         candidates = (op.weight, op.bias) if free else ()
     elif isinstance(op, Norm) and op.group == "query_key":

@@ -1,5 +1,7 @@
 """The fast engine: the walk with a `FastExecutor`, every sequence of the batch with its own factored update."""
 
+# B batch, T tokens, n tokens of the last reading, D width, V vocabulary
+
 from __future__ import annotations
 
 import torch
@@ -34,6 +36,7 @@ class FastEngine:
         """Train every sequence on its own, then predict."""
         executor = FastExecutor(self.auxiliary, self.rule, batch, dual=self.dual)
         observed = self.hooks.observed(executor, batch)
+        # First, as long as the executor has no updates.
         x_before = walk.forward_pass(observed, self.auxiliary, "before") if before else None
         x = walk.train_in_the_pass(observed, self.auxiliary, self.rule)
         return self._result(executor, x, logits_at, x_before)
@@ -50,6 +53,8 @@ class FastEngine:
     @torch.no_grad()
     def adapt(self, batch: Batch) -> Updates:
         """One update from all sequences of the batch, their losses summed."""
+        # The paper's "N-step Fine-Tuning" sums the losses of a batch: here one update is for all, elsewhere one for
+        # each. `dual` has no say: the update outlives the pass, so its memory decides the form.
         executor = FastExecutor(self.auxiliary, self.rule, batch, pooled=True)
         walk.train(self.hooks.observed(executor, batch), self.auxiliary, self.rule)
         executor.check_updates()
@@ -79,6 +84,8 @@ class FastContinuation(Continuation):
     def __init__(self, executor: FastExecutor, cache: KeyValueCache | None, x: Float[Tensor, "B n D"]):
         super().__init__(executor.auxiliary, executor.batch, cache, x)
         self.executor = executor
+        # Token by token a pass is bound by what it reads, not by what it
+        # multiplies: the form is chosen again for that.
         self.updates = executor.updates if cache is None else executor.updates.settled()
 
     def _read(self, batch: Batch, cache: KeyValueCache, start: int) -> Tensor:
@@ -102,6 +109,7 @@ def predictions(
     batch = executor.batch
     if logits_at is not None:
         return predict(batch, x, logits_at, executor.logits)
+    # Over a large vocabulary all logits of a batch would be the largest tensor of the pass by far.
     here = batch.on(x.device)
     at = here.evaluation_positions
     losses = executor.losses(x[at], here.targets[at])

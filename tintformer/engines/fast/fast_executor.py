@@ -76,6 +76,7 @@ class FastExecutor(TensorStreams):
         if embedding.projection is not None:
             x, _ = self.forward(embedding.projection, (x,))
         if embedding.positions is not None:
+            # Not widened, here or between ops: the stream has the model's own dtype, as it has in Hugging Face's pass.
             rows = self.batch.positions[:, self.start :] + embedding.position_offset
             x = x + embedding.positions.rows(rows)
         if embedding.norm is not None:
@@ -83,9 +84,11 @@ class FastExecutor(TensorStreams):
         return x
 
     def training_part(self, x: Tensor) -> Tensor:
+        # Attention is causal: no loss depends on the tokens behind the last target, whose gradients are exactly zero.
         return x[:, : self.batch.num_reached]
 
     def add(self, terms: Sequence[Tensor]) -> Tensor:
+        # In place on the sum that is made here alone: the terms themselves may be on the tape, or wanted by others.
         total = terms[0] if len(terms) == 1 else terms[0] + terms[1]
         for term in terms[2:]:
             total += term
@@ -106,6 +109,7 @@ class FastExecutor(TensorStreams):
             case Activation():
                 return kernels.activation_forward(op.function, inputs[0]), inputs[0]
             case Add():
+                # The number of branches is all that backward needs; the streams themselves would be kept for nothing.
                 return self.add(inputs), len(inputs)
             case Product():
                 return inputs[0] * inputs[1], inputs
@@ -132,7 +136,10 @@ class FastExecutor(TensorStreams):
                 return self.attention.merge(op, AttentionHeads(found.query, found.key, found.value))
 
     def descend(self, op: Op | Join, saved: Any, gradient: Tensor) -> None:
+        # An update in the making, and so float32 at least, as all sums are that end beside a weight.
         total = gradient.sum(1, dtype=self.wide)
+        # One number an op, looked at once a step: to ask of each gradient whether it is finite would wait for the
+        # device every time. What is not finite stays so in a sum.
         self.gradient_sums[op.name] = total.sum()
         for weight in trained_weights(self.rule, op):
             if isinstance(op, Linear) and weight is op.weight:
@@ -147,12 +154,15 @@ class FastExecutor(TensorStreams):
         """The gradient of a bias or a scale, `[B, D]`."""
         if not isinstance(op, Norm):
             return total
+        # `total` does not serve a query/key norm, whose heads share one scale: they are summed over like tokens.
         dy = norm.cut(gradient, op.num_groups).to(self.wide)
         if weight is op.scale:
             dy = dy * norm.normalise(saved.x, kind=op.kind, epsilon=op.epsilon)
         return dy.sum(1)
 
     def _update_vector(self, weight: Weight, gradient: Tensor) -> None:
+        # One update of all sequences is that of their summed losses:
+        # gradients are linear in the loss, so sums are enough.
         update = gradient.sum(0, keepdim=True) if self.pooled else gradient
         update = update * -self.rule.learning_rate
         known = self.updates.vectors.get(weight)
@@ -169,6 +179,7 @@ class FastExecutor(TensorStreams):
     def check_updates(self) -> None:
         """After the last step: raise if the update of a parameter is not finite, naming it."""
         self.check_gradients()
+        # Factors are inputs and gradients, which have been looked at; a formed product of the two may still overflow.
         formed = {weight: update.dense for weight, update in self.updates.matrices.items()} | self.updates.vectors
         for weight, update in formed.items():
             if update is not None and not bool(torch.isfinite(update.sum())):
@@ -178,6 +189,7 @@ class FastExecutor(TensorStreams):
         """After a step: raise if a gradient, or the stream `x`, is not finite, naming the place."""
         self.check_gradients()
         if not bool(torch.isfinite(x.sum())):
+            # Only to name the op: the pass is run once more, now with every output looked at.
             self.checks_outputs = True
             walk.read(self, self.auxiliary)
             raise self._divergence("the stream at the head")
@@ -188,6 +200,8 @@ class FastExecutor(TensorStreams):
 
     def _factors(self, x: Tensor, gradient: Tensor) -> Factors:
         if self.pooled:
+            # All tokens of all sequences in a row: sum_b sum_t g x^T is one
+            # product, and padding adds nothing to it but rank.
             kept = self.batch.on(x.device).attention_mask[:, : x.shape[1]]
             x, gradient = x[kept][None], gradient[kept][None]
         return Factors(x, gradient, self.rule.learning_rate)
@@ -213,12 +227,17 @@ class FastExecutor(TensorStreams):
         if update is None:  # and yet the bias may have an update, if that of the matrix alone was taken away
             y = self._shared_product(op, x)
             return y if bias_update is None else (y + bias_update[:, None]).to(y.dtype)
+        # W x - rate G^T (X x): W meets the whole batch at once, and only the thin factors are each
+        # sequence's own. With X as keys, G as values and x as the query this is a linear attention to the
+        # training part. The update of the bias has the same factors with an input of 1, so it is one added
+        # to each score and costs no product of its own.
         if update.dual:
             y = self._shared_product(op, x)
             for factors in update.factors:
                 y = factors.add_forward(y, x, with_bias=bias_update is not None)
             return y
         matrices = self.formed(op, update)
+        # A formed matrix is float32 at least, so x is widened for this product and its result rounded once.
         y = x.to(matrices.dtype) @ (matrices.mT if len(matrices) == len(x) else matrices[0].mT)
         if op.bias is not None:
             y += op.bias.read() if bias_update is None else (op.bias.read() + bias_update)[:, None]
@@ -233,6 +252,9 @@ class FastExecutor(TensorStreams):
         part = op.weight.part
         if part is None or self._has_dense_part(op.weight):
             return functional.linear(x, op.weight.read(), None if op.bias is None else op.bias.read())
+        # The branches of a fork are given the same tensor, one after the other; the first
+        # multiplies for all. Identity is the test, so a hook that replaces the input of one branch
+        # is noticed. The last branch lets go of the memory.
         if self._fused is None or self._fused[0] is not x or self._fused[1] is not op.weight.source:
             matrix = op.weight.whole().mT if op.weight.transposed else op.weight.whole()
             y = functional.linear(x, matrix, None if op.bias is None else op.bias.whole())
@@ -243,11 +265,14 @@ class FastExecutor(TensorStreams):
         return y
 
     def _has_dense_part(self, weight: Weight) -> bool:
+        # Then one part at least is multiplied by a matrix of its own, and
+        # the fused product would compute it for nothing.
         return any(not update.dual and other.source is weight.source for other, update in self.updates.matrices.items())
 
     def _linear_backward(self, op: Linear, dy: Tensor) -> Tensor:
         update = self.updates.matrices.get(op.weight)
         if update is None:
+            # W^T dy for row vectors (paper, "Linear backpropagation"): no transposed copy is made.
             return dy @ op.weight.read()
         if not update.dual:
             matrices = self.formed(op, update)
@@ -262,6 +287,7 @@ class FastExecutor(TensorStreams):
         scale_update, bias_update = (
             None if weight is None else self.updates.vectors.get(weight) for weight in (op.scale, op.bias)
         )
+        # torch's kernel takes one scale for all sequences; those that have learnt their own are multiplied behind it.
         if scale_update is None:
             y, saved = kernels.norm_forward(op, norm.cut(x, op.num_groups), scale, bias)
         else:
@@ -280,6 +306,8 @@ class FastExecutor(TensorStreams):
         if update is not None:
             dy, scale = dy * (scale + update)[:, None], None
         if rule.norm_gradient == "exact":
+            # Exact gradients by fused kernels, differences by the formulas
+            # of `rule`: those are for study, not for speed.
             dx = kernels.norm_backward(saved, dy, scale)
         else:
             dx = norm.backward(
@@ -298,6 +326,7 @@ class FastExecutor(TensorStreams):
         rule = self.rule
         if rule.activation_gradient == "exact":
             return kernels.activation_backward(op.function, x, gradient)
+        # Widened: in 8 bits x + step * dy is x itself for the steps that serve best, and the difference would be zero.
         return activation.backward(
             x.to(self.wide),
             gradient.to(self.wide),
@@ -309,6 +338,8 @@ class FastExecutor(TensorStreams):
 
     def loss_gradient(self, x: Float[Tensor, "B n D"]) -> Float[Tensor, "B n D"]:
         """The gradient at the head's input, a chunk of positions at a time, only where a target is predicted."""
+        # Before the loss: behind it a non-finite stream is NaN in every
+        # gradient, and nothing tells any more where it began.
         self.check(x)
         self.steps_taken = self.stage.step or 0
         batch = self.batch.on(x.device)
@@ -328,13 +359,16 @@ class FastExecutor(TensorStreams):
         if self.rule.loss == "mse":
             return rows - weight[targets]
         if self.rule.loss == "quad":
+            # E^T E x - e, which is what the quad loss has (`rule.head`).
             return (rows @ weight.mT) @ weight - weight[targets]
         # Softmax minus one-hot, in the memory of the logits: they are the largest tensor of the whole pass.
         probabilities = self.logits(rows)
         probabilities -= probabilities.amax(-1, keepdim=True)
         probabilities.exp_()
+        # A sum of its own, added in pairs: see `rule.head.softmax`.
         probabilities /= probabilities.sum(-1, keepdim=True)
         probabilities.scatter_add_(1, targets[:, None], probabilities.new_full((len(rows), 1), -1.0))
+        # Rounded to the head's dtype, since widening the head instead would copy the model's largest matrix.
         return probabilities.to(weight.dtype) @ weight
 
     def logits(self, rows: Float[Tensor, "rows D"]) -> Float[Tensor, "rows V"]:
@@ -348,11 +382,13 @@ class FastExecutor(TensorStreams):
         for part in self._chunks(len(rows)):
             logits = self.logits(rows[part])
             logits -= logits.amax(-1, keepdim=True)
+            # A copy, taken before exp overwrites the logits.
             at_targets = logits.gather(1, targets[part, None])[:, 0]
             result[part] = logits.exp_().sum(-1).log_() - at_targets
         return result
 
     def _chunks(self, num_rows: int) -> Iterator[slice]:
+        # At least one position, however large the vocabulary: a budget is a wish, not a bound.
         size = max(1, self.budget // (self.auxiliary.vocabulary_size * self.wide.itemsize))
         for start in range(0, num_rows, size):
             yield slice(start, start + size)

@@ -36,6 +36,7 @@ class FusedAttention:
     def heads(self, op: Attend, inputs: tuple[Tensor, ...]) -> AttentionHeads:
         """Cut into heads and rotate; the whole of what a backward pass needs."""
         heads = attention.split(inputs, op, self._context(op, inputs[0].shape[1], inputs[0].device))
+        # Rotated in the compute dtype, kept in the model's: heads are most of what the tape holds of an attention.
         return AttentionHeads(*(x.to(inputs[0].dtype) for x in heads))
 
     def merge(self, op: Attend, gradients: AttentionHeads) -> tuple[Tensor, ...]:
@@ -49,6 +50,9 @@ class FusedAttention:
             heads = AttentionHeads(heads.query, *self.cache.extend(op.name, heads.key, heads.value, self.start))
         query = heads.query.flatten(1, 2)
         key, value = (_shared(x, op) for x in heads[1:])
+        # Without a mask the kernel need not read one, and skips what lies above the diagonal. Its
+        # `is_causal` counts from the first key, which is wrong behind a cache unless the only query
+        # is the last token, which needs no mask at all.
         causal_alone = self.plain and self._window(op) is None and not isinstance(op.position, Alibi)
         if causal_alone and (self.start == 0 or query.shape[2] == 1):  # one new token sees all that there are
             y = functional.scaled_dot_product_attention(query, key, value, is_causal=self.start == 0, scale=op.scale)
@@ -58,6 +62,8 @@ class FusedAttention:
                     query[:, :, rows],
                     key[:, :, :end],
                     value[:, :, :end],
+                    # The smallest float32 becomes -inf in half precisions; no row is
+                    # empty (`Batch.visible`), so no NaN comes of it.
                     self._bias(op, rows, end, query.device).to(query.dtype),
                     scale=op.scale,
                 )
@@ -71,6 +77,7 @@ class FusedAttention:
     ) -> HeadGradients:
         """What all queries send to the heads; scores exist for one chunk of queries at a time."""
         dtype = heads.value.dtype
+        # Widened: weights are recomputed from the scores, and chunks of queries add up into dk and dv.
         heads, dy = AttentionHeads(*(x.to(self.dtype) for x in heads)), dy.to(self.dtype)
         queries: list[Tensor] = []
         dkey: Tensor | None = None
@@ -78,6 +85,8 @@ class FusedAttention:
         for rows, end in self._chunks(heads):
             # Rotations were applied when the heads were cut, so a chunk needs none.
             mask = self._mask(op, rows, end, dy.device)[:, None, None]
+            # Keys behind a chunk's last query are hidden from all of it:
+            # leaving them out halves the work of a long text.
             part = AttentionHeads(heads.query[..., rows, :], heads.key[..., :end, :], heads.value[..., :end, :])
             found = attention.head_gradients(
                 part,
@@ -116,6 +125,7 @@ class FusedAttention:
                 self.rotations[rotary, device] = attention.rotation(rotary, everywhere, self.dtype)
             cos, sin = self.rotations[rotary, device]
             rotation = attention.Rotation(cos[:, here], sin[:, here])
+        # Cutting and merging heads reads the rotation alone; who sees whom is said chunk by chunk, by `_mask`.
         return AttentionContext(
             mask=positions.new_zeros(1, 1, 1, 1, tokens, dtype=self.dtype), positions=positions, rotation=rotation
         )
@@ -123,12 +133,14 @@ class FusedAttention:
     def _window(self, op: Attend) -> int | None:
         """The window where it hides anything."""
         tokens = self.batch.input_ids.shape[1]
+        # A model with windows then reads a short text by the kernel without a mask.
         return None if op.window is None or op.window >= tokens else op.window
 
     def _mask(self, op: Attend, rows: slice, end: int, device: torch.device) -> Float[Tensor, "one_or_B Q T"]:
         """The additive mask of a run of queries."""
         window = self._window(op)
         if self.plain and window is None:
+            # Made for each chunk: all chunks together would be the [T, T] that chunks are there to avoid.
             places = torch.arange(end, device=device)
             hidden = places > places[self.start :][rows, None]
             return torch.zeros(hidden.shape, dtype=self.dtype, device=hidden.device).masked_fill_(
@@ -154,4 +166,5 @@ class FusedAttention:
 def _shared(x: Float[Tensor, "B K T d"], op: Attend) -> Float[Tensor, "B H T d"]:
     """Keys or values repeated for all queries that share them."""
     groups = op.num_heads // op.num_key_value_heads
+    # In the order of `rule.attention.split`: the G queries of a key/value head are neighbours.
     return x if groups == 1 else x.repeat_interleave(groups, dim=1)

@@ -1,6 +1,6 @@
 """Norms and activations by torch's fused kernels, for exact gradients; differences use the formulas of `rule`.
 
-Half precisions are normalised in float32.
+B batch, T tokens (times heads for a query/key norm), D width. Half precisions are normalised in float32.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ def norm_forward(
     op: Norm, x: Float[Tensor, "B T D"], scale: Tensor | None, bias: Tensor | None
 ) -> tuple[Float[Tensor, "B T D"], Normed]:
     """y = scale * f(x) + bias; scale and bias are `[D]`."""
+    # As the families' own code does: the square of 256 overflows float16, and activations have larger outliers.
     wide, dtype = _widen(x), x.dtype
     scale, bias = (None if vector is None else vector.to(wide.dtype) for vector in (scale, bias))
     if op.kind == "layer":
         y, mean, inverse = torch.native_layer_norm(wide, [x.shape[-1]], scale, bias, op.epsilon)
         return y.to(dtype), Normed(wide, mean, inverse)
+    # A length, squared again: reduced in one reading of x, where the mean of x^2 would first write all squares.
     squares = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1])
     inverse = squares.add_(op.epsilon).rsqrt_()
     y = wide * inverse
@@ -53,10 +55,14 @@ def norm_backward(saved: Normed, dy: Float[Tensor, "B T D"], scale: Tensor | Non
     wide = dy.to(x.dtype)
     scale = None if scale is None else scale.to(x.dtype)
     if mean is not None:
+        # dx alone: the gradients of scale and bias would be summed over
+        # the batch, and every sequence learns by itself.
         shape, mask = [x.shape[-1]], [True, False, False]
         dx = torch.ops.aten.native_layer_norm_backward(wide, x, shape, mean, inverse, scale, None, mask)[0]
         return dx.to(dy.dtype)
     dz = wide if scale is None else wide * scale
+    # `rule.norm` has (dz - z mean(dz z)) / sigma. z = x / sigma was not
+    # kept: dz - x (dz . x) / (D sigma^2) is the same.
     share = torch.linalg.vecdot(dz, x).unsqueeze(-1).mul_(inverse.square() / x.shape[-1])
     return torch.addcmul(dz, x, share, value=-1).mul_(inverse).to(dy.dtype)
 
@@ -86,9 +92,11 @@ def _gelu(approximate: str, *, only_rounded: bool = False) -> Fused:
     return Fused(forward, backward, only_rounded)
 
 
+# silu has two names in transformers' configurations.
 _SILU = Fused(functional.silu, torch.ops.aten.silu_backward)
 
 FUSED: dict[str, Fused] = {
+    # 0 at 0, as autograd has it and `auxiliary.activations`.
     "relu": Fused(torch.relu, lambda dy, x: torch.ops.aten.threshold_backward(dy, x, 0.0)),
     "gelu": _gelu("none"),
     "gelu_new": _gelu("tanh"),
@@ -102,6 +110,7 @@ FUSED: dict[str, Fused] = {
 
 def _fused(function: str, dtype: torch.dtype) -> Any:
     found = FUSED.get(function)
+    # Engines agree to round-off in float64, which sees the digits that a family leaves off a constant.
     return None if found is None or (found.only_rounded and dtype == torch.float64) else found
 
 

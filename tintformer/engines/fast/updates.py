@@ -50,6 +50,7 @@ def dual_cost(inputs: int, outputs: int, use: UpdateUse) -> float:
 
 def dense_cost(inputs: int, outputs: int, use: UpdateUse) -> float:
     """Multiply-adds, and traffic in the same unit, of a sequence if the updated matrix is formed after each step."""
+    # Forming takes n I O a step; a token then multiplies by W' instead of W, which costs nothing more.
     return use.steps * inputs * outputs * (use.trained + TRAFFIC)
 
 
@@ -72,6 +73,7 @@ class Factors:
     rate: float
 
     def formed(self) -> Float[Tensor, "R O I"]:
+        # Paper, "Linear descent": -eta sum_t dy_t x_t^T.
         return torch.bmm(widened(self.g).mT, widened(self.x)).mul_(-self.rate)
 
     def added_to(self, matrices: Float[Tensor, "*R O I"]) -> Float[Tensor, "R O I"]:
@@ -84,6 +86,7 @@ class Factors:
 
         The memory of y may be used for the result.
         """
+        # Scores first, (x X^T) G: two thin products, where X^T G first would be the matrix that is not to be formed.
         return _through(y, x, self.x, self.g, -self.rate, offset=1.0 if with_bias else 0.0)
 
     def add_backward(self, dx: Float[Tensor, "B T I"], dy: Float[Tensor, "B T O"]) -> Float[Tensor, "B T I"]:
@@ -108,6 +111,7 @@ def _through(total: Tensor, signal: Tensor, first: Tensor, second: Tensor, alpha
         if total.is_contiguous():
             return total.baddbmm_(scores, second, alpha=alpha)
         return torch.baddbmm(total, scores, second, alpha=alpha)
+    # One update for all sequences makes one long sequence of the batch: a single product instead of B small ones.
     scores = signal.flatten(0, 1) @ first[0].mT
     if offset:
         scores += offset
@@ -169,6 +173,7 @@ class MatrixUpdate:
     def add(self, factors: Factors) -> None:
         self.factors.append(factors)
         self.formed = None
+        # Summed up at once, so that memory does not grow with the steps.
         if not self.dual and self.keep:
             self.dense = self.full()
             self.factors = []
@@ -188,6 +193,7 @@ class MatrixUpdate:
         total = widened(weight)[None] if self.dense is None else weight + self.dense
         for part in self.factors:
             total = part.added_to(total.expand(len(part.x), -1, -1))
+        # Only what all sequences share: kept for each of them it would be a copy of the model a sequence.
         if self.keep and len(total) == 1:
             self.formed = total
         return total
@@ -212,6 +218,7 @@ class MatrixUpdate:
 
     def row(self, row: int) -> Float[Tensor, "O I"]:
         """The whole update of one sequence."""
+        # Cut before anything is formed: one matrix, not one a sequence.
         parts = [Factors(part.x[row : row + 1], part.g[row : row + 1], part.rate) for part in self.factors]
         dense = None if self.dense is None else self.dense[row : row + 1]
         return MatrixUpdate(dual=self.dual, factors=parts, dense=dense).full()[0]

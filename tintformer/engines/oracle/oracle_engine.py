@@ -46,6 +46,7 @@ class OracleEngine:
         auxiliary.require_one_device("the oracle")
         model = auxiliary.model
         self.auxiliary, self.rule, self.family = auxiliary, rule, families()[auxiliary.family]
+        # Half-precision weights are widened: the truth for them is what exact arithmetic makes of the rounded weights.
         self.dtype = torch.promote_types(auxiliary.dtype, torch.float32)
         self.mode = OracleMode(rule, self.dtype)
         self.twin = make_twin(model, self.family, rule, self.mode)
@@ -75,6 +76,7 @@ class OracleEngine:
         return Predictions(losses=losses, logits=None if logits_at is None else logits)
 
     def _train(self, row: list[Segment]) -> dict[str, Tensor]:
+        # Functional: the parameters are handed to each call, so the user's model is read and never written.
         values = dict(self.original)
         count = sum(len(segment.targets) for segment in row)
         if count == 0:
@@ -95,6 +97,8 @@ class OracleEngine:
         places = torch.tensor([place for place, _ in segment.targets], device=logits.device)
         targets = torch.tensor([token for _, token in segment.targets], device=logits.device)
         x, matrix = inputs[places], values[self._head_weight()]
+        # Losses, not gradients: the formulas of `rule.head` are derived anew by autograd. For the quad loss (Saunshi
+        # et al.) that settles what the paper's remark misprints: E^T E x - e.
         match self.rule.loss:
             case "cross_entropy":
                 return functional.cross_entropy(logits[places], targets, reduction="sum")
@@ -111,6 +115,8 @@ class OracleEngine:
             for segment in row:
                 _, here = self._call(values, segment)
                 for place, vector in zip(segment.places, here, strict=True):
+                    # Shared tokens see only each other, so every segment
+                    # computes the same for them: the first will do.
                     logits.setdefault(place, vector)
         nothing = torch.zeros_like(next(iter(logits.values())))
         chosen = [logits.get(place, nothing) for place in wanted]
@@ -120,6 +126,7 @@ class OracleEngine:
         """The input of the head and the logits, `[tokens, width]` and `[tokens, vocabulary]`."""
         seen: list[Tensor] = []
         head = self.twin.get_submodule(self.family.paths.head)
+        # Where it enters the head, whatever stands between that and the last block (a projection in OPT-350m).
         handle = head.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
         tokens = segment.tokens[None]
         # An explicit mask of ones: without it, HF takes a gap in the position ids for the start of another sequence.
@@ -137,11 +144,14 @@ class OracleEngine:
         return seen[0][0], logits[0]
 
     def _head_weight(self) -> str:
+        # A tied head is listed once, as the embedding.
         name = f"{self.family.paths.head}.weight"
         return name if name in self.original else f"{self.family.paths.tokens}.weight"
 
     def _trainable(self) -> dict[str, Tensor]:
         """For each parameter that is trained, what to multiply its gradient by: 1, or a mask over fused rows."""
+        # Read off Hugging Face's parameter names, not off the groups of the description:
+        # `rule.trainable` must come to the same by its own way.
         paths, rule = self.family.paths, self.rule
         num_blocks = len(self.twin.get_submodule(paths.blocks))
         first = num_blocks - (rule.layers or num_blocks)
@@ -162,6 +172,8 @@ class OracleEngine:
             else:
                 free = True
             if free:
+                # Autograd has one gradient for the fused parameter; with
+                # frozen queries and keys their rows must not move.
                 fused = module == paths.query_key_value and not rule.update_query_key
                 masks[name] = self._value_rows(value) if fused else value.new_ones(())
         return masks
@@ -170,6 +182,7 @@ class OracleEngine:
         """1 on the outputs of a fused projection that are values, 0 on queries and keys."""
         outputs = parameter.shape[-1] if self.family.transposed else parameter.shape[0]
         heads = self.twin.config.num_attention_heads if self.family.fused_by_head else 1
+        # Queries, keys, values: once in all (GPT-2), or within every head (BLOOM, GPT-NeoX).
         pattern = parameter.new_tensor([0.0, 0.0, 1.0])
         rows = pattern.repeat_interleave(outputs // (3 * heads)).repeat(heads)
         return rows if self.family.transposed or parameter.dim() == 1 else rows[:, None]
@@ -197,6 +210,8 @@ def _segments(batch: Batch, row: int) -> list[Segment]:
         places = list(shared)
         if segment != SHARED:
             places += [t for t in range(len(tokens)) if attended[t] and segments[t] == segment]
+        # Written out from the definition, token by token, and not read off
+        # `Batch.train_positions`, which this is there to check.
         scored = [
             (index, tokens[t + 1])
             for index, t in enumerate(places)

@@ -45,6 +45,8 @@ class OracleMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _SOFTMAX:
             return self._softmax(args[0] if args else kwargs["input"])
+        # The families compute norms, softmaxes and angles in float32 whatever the model's dtype. Left alone, a float64
+        # model would agree with the walk to 1e-7 only, and an error in a formula could hide below that.
         if self.dtype == torch.float64:
             if func is Tensor.float:
                 return args[0].double()
@@ -56,6 +58,7 @@ class OracleMode(TorchFunctionMode):
     def _softmax(self, scores: Tensor) -> Tensor:
         match self.rule.attention_gradient:
             case "value":
+                # The paper's "Fuzzy backpropagation via stop gradients", literally: no gradient passes the scores.
                 return torch.softmax(scores, dim=-1).detach()
             case "exact":
                 return torch.softmax(scores, dim=-1)
@@ -65,6 +68,7 @@ class OracleMode(TorchFunctionMode):
 
     def watch_output(self, module: Any, args: tuple[Any, ...]) -> None:
         """Forward pre-hook of an output projection: its input's gradient sets the step of a relative difference."""
+        # Backward runs from the output projection to the softmax, so the cell is filled by the time it is read.
         cell, self.pending = self.pending, None
         if cell is not None and args[0].requires_grad:
             args[0].register_hook(lambda gradient: cell.__setitem__("value", gradient))
@@ -72,11 +76,14 @@ class OracleMode(TorchFunctionMode):
 
 def make_twin(model: Any, family: Family, rule: LearningRule, mode: OracleMode) -> Any:
     """A copy of the module tree in evaluation mode with eager attention; the original is not touched."""
+    # What the memo holds counts as copied: the twin has modules of its own and the model's very tensors.
     shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
     twin = copy.deepcopy(model, memo=shared)
     twin.eval()
+    # The other implementations are one kernel, with no softmax inside that could be taken over.
     twin.set_attn_implementation("eager")
     for module in twin.modules():
+        # What the user has hooked to the model is not meant for the twin's passes.
         module._forward_hooks.clear()
         module._forward_pre_hooks.clear()
         if hasattr(module, "reorder_and_upcast_attn"):
@@ -121,6 +128,7 @@ def _by_difference(
 
 def _norm_by_difference(norm: Any, rule: LearningRule, mode: OracleMode, unit_offset: bool) -> Callable[..., Tensor]:
     """The norm with its normalisation differentiated by differences; scale and bias stay with autograd."""
+    # The difference is for f alone, whose Jacobian is symmetric; with a scale inside it would not be.
     bare = copy.deepcopy(norm).to(mode.dtype)
     with torch.no_grad():
         for name, parameter in bare.named_parameters():
@@ -143,6 +151,7 @@ def _restore_double(twin: Any) -> None:
     for module in twin.modules():
         if hasattr(module, "embed_positions") and hasattr(module, "pos_embd_dim"):
             dim, device = module.pos_embd_dim, module.embed_positions.device
+            # Frequencies are float32's, as the model was trained with; only what is computed of them is widened.
             frequencies = (1.0 / (10000 ** (torch.arange(0, dim, 2, device=device) / dim))).double()
             angles = torch.arange(module.max_positions, device=device).double()[:, None] * frequencies
             module.embed_positions = torch.cat((angles.sin(), angles.cos()), dim=1)
@@ -161,6 +170,7 @@ def _double_alibi(attention_mask: Tensor, num_heads: int, dtype: torch.dtype) ->
     return places.new_tensor(slopes)[:, None, None] * places
 
 
+# Written here again, as the differences below are: an oracle that shared code with the rule would share its errors.
 def root_mean_square(x: Tensor) -> Tensor:
     return x.pow(2).mean(dim=-1, keepdim=True).add(torch.finfo(x.dtype).tiny).pow(0.5)
 
@@ -181,6 +191,7 @@ class DifferenceFunction(torch.autograd.Function):
         (x,), (gradient,) = ctx.saved_tensors, gradients
         eps = torch.full_like(x[..., :1], ctx.epsilon)
         if ctx.relative:
+            # The step itself is relative here, where `rule.difference` scales the direction: the same by another way.
             eps = eps * root_mean_square(x) / root_mean_square(gradient)
         high = ctx.function(x + eps * gradient)
         if ctx.scheme == "first_order":
@@ -205,4 +216,5 @@ class PerturbedSoftmax(torch.autograd.Function):
             # Scores are [1, heads, tokens, tokens]; the gradient of the attention's output is [1, tokens, width].
             eps = eps / root_mean_square(ctx.output_gradient["value"])[:, None]
         plus, minus = torch.softmax(scores + eps * gradient, -1), torch.softmax(scores - eps * gradient, -1)
+        # Autograd carries it on to queries and keys, where `rule.attention` writes the products out.
         return (plus - minus) / (2 * eps), None, None
