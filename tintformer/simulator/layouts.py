@@ -13,6 +13,7 @@ coordinates. Paper: S' is any number; every map is a product of split-wise and d
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -51,8 +52,8 @@ class Layout:
         if self.lean:
             pick = torch.eye(g.stack, dtype=torch.float64).repeat_interleave(g.shards, 0)
             return Port(region, factors=[DimensionWise(pick[None])])
-        place, shift, copy = self._row_maps()
-        factors: Factors = [self._from_slot(place, region.slot), SplitWise(shift), DimensionWise(copy)]
+        place, shift, copy = self._row_maps
+        factors: Factors = [self._from_slot(place, region.slot), SplitWise(shift.clone()), DimensionWise(copy.clone())]
         return self._port(region, factors, g.row_dim)
 
     def content(self) -> Port:
@@ -78,7 +79,7 @@ class Layout:
         if self.lean:
             pick = torch.eye(g.stack, dtype=torch.float64).repeat_interleave(g.shards, 0)
             return [DimensionWise(pick.mT[None].clone())]
-        place, shift, copy = self._row_maps()
+        place, shift, copy = self._row_maps
         back = self._from_slot(place, 0).weight.mT.clone()
         return [DimensionWise(copy.mT.clone()), SplitWise(shift.mT.clone()), DimensionWise(back)]
 
@@ -126,6 +127,8 @@ class Layout:
         table = torch.zeros(g.num_prefix + g.max_tokens, width, dtype=torch.float64)
         return [Positional(table, torch.zeros(g.num_heads, dtype=torch.float64), used=0)]
 
+    # Made once: on tensors that have only shapes, index arithmetic costs milliseconds, and every linear module asks.
+    @cached_property
     def _row_maps(self) -> tuple[Tensor, Tensor, Tensor]:
         """`rows` in three factors: coordinate i goes to head (i // K, i // d), moves to place i % K, and to all parts.
 
