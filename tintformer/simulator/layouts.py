@@ -43,6 +43,7 @@ class Layout:
         copy = factor * torch.eye(g.shards, dtype=torch.float64).repeat(g.stack, 1)
         if self.lean:
             return Port(region, factors=[DimensionWise(copy[None])])
+        # A split-wise and a dimension-wise factor (section "H-split operation"), of which a copy needs the second.
         split = self._identity_split(g.slots * g.shards)
         return self._port(region, [split, self._from_slot(copy.repeat(g.head_dim, 1, 1), region.slot)], g.head_dim)
 
@@ -67,6 +68,7 @@ class Layout:
         g = self.geometry
         rows = g.num_prefix if self.lean else g.num_prefix + g.max_tokens
         table = torch.zeros(rows, g.row_dim, dtype=torch.float64)
+        # One-hot positions, as in the paper's attention. Those of the text stay zero: no linear module asks for them.
         table[: g.num_prefix, : g.num_prefix] = torch.eye(g.num_prefix, dtype=torch.float64)
         switches = torch.ones(1 if self.lean else g.num_heads, dtype=torch.float64)
         idle = [] if self.lean else [self._identity_split(g.num_heads, 0.0), self._identity_mix(0.0)]
@@ -88,6 +90,7 @@ class Layout:
         gather = torch.eye(g.shards, dtype=torch.float64).repeat(1, g.stack)
         if self.lean:
             return [DimensionWise(gather[None])]
+        # The sum goes to slot 0 of a whole embedding; the other slots get zeros.
         full = torch.zeros(g.slots * g.shards, g.num_heads, dtype=torch.float64)
         full[: g.shards] = gather
         return [self._identity_split(g.num_heads), DimensionWise(full.repeat(g.head_dim, 1, 1))]
@@ -98,6 +101,7 @@ class Layout:
     def homogeneous(self) -> Constant:
         """The constant 1 that turns a bias into one more column."""
         one = torch.zeros(self.geometry.dim_slot, dtype=torch.float64)
+        # The first coordinate behind the value, which padding guarantees: no value ever stands there.
         one[self.geometry.dim_aux] = 1
         return Constant(one)
 
@@ -111,6 +115,7 @@ class Layout:
         """The same map read from one slot of a whole embedding; the columns of the other slots are zero."""
         g = self.geometry
         full = torch.zeros(g.head_dim, g.num_heads, g.slots * g.shards, dtype=torch.float64)
+        # The paper's maps read all of D_sim, and so do these, zeros included, as its table counts them.
         full[:, :, slot * g.shards : (slot + 1) * g.shards] = matrix
         return DimensionWise(full)
 
@@ -141,6 +146,8 @@ class Layout:
         shift = torch.zeros(g.num_heads, g.row_dim, g.head_dim, dtype=torch.float64)
         i = torch.arange(g.dim_slot)
         part, coordinate, slot, row = i // g.head_dim, i % g.head_dim, i // g.num_prefix, i % g.num_prefix
+        # The paper's example of an output map (section "H-split operation") has these three steps in the other
+        # direction: column-wise, row-wise, column-wise.
         place[coordinate, slot * g.shards + part, part] = 1
         shift[slot * g.shards + part, row, coordinate] = 1
         every_part = torch.ones(g.shards, g.shards, dtype=torch.float64)
