@@ -49,8 +49,7 @@ def params(
 def count(model: str, *, layout: str | None = None, stack: int = 4) -> dict[str, Any]:
     """Everything that the command prints: the paper's formula, the construction, what sets them apart, strategies."""
     from tintformer.analysis.accounting import count_parameters, factors, non_zero_share
-    from tintformer.analysis.paper_formula import Formula
-    from tintformer.analysis.strategies import strategies
+    from tintformer.analysis.paper_formula import Formula, strategies
     from tintformer.storage.configs import meta_auxiliary, read_config
 
     if layout is not None and layout not in LAYOUTS:
