@@ -10,7 +10,7 @@ import pytest
 from cases import FIRST, MODELS, make_config, make_model, make_rule
 
 import tintformer as tint
-from tintformer.analysis.accounting import count, factors, linear_forward_size, non_zero_share
+from tintformer.analysis.accounting import count, factors, non_zero_share
 from tintformer.analysis.paper_formula import Formula
 from tintformer.storage.configs import meta_auxiliary, read_config
 
@@ -64,7 +64,7 @@ def test_the_papers_linear_module_is_q_but_for_what_is_named() -> None:
     head_dim, num_heads = padded // 3, 12
     split = num_heads * head_dim**2 + head_dim * num_heads**2
     positions = 3 * (2048 + padded // 4) * head_dim
-    size = linear_forward_size(auxiliary, layout="paper", stack=4)
+    size = tint.count_parameters(auxiliary, layout="paper", stack=4).linear_forward
     assert formula.linear == 5_013_504
     assert size == 4 * split + positions + head_dim * num_heads**2 + 3 * num_heads + padded
 
@@ -73,7 +73,9 @@ def test_the_lean_linear_module_is_one_table_and_two_mixes() -> None:
     config: Any = read_config("facebook/opt-125m")
     auxiliary = meta_auxiliary(config, "facebook/opt-125m")
     table, mix, switch, constant = 193 * 193, 16 * 4, 1, 772
-    assert linear_forward_size(auxiliary, layout="lean", stack=4) == table + 2 * mix + switch + constant
+    assert (
+        tint.count_parameters(auxiliary, layout="lean", stack=4).linear_forward == table + 2 * mix + switch + constant
+    )
 
 
 def test_a_stack_that_does_not_divide_the_width_has_no_formula() -> None:

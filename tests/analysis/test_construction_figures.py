@@ -14,7 +14,7 @@ import torch
 
 import tintformer as tint
 from tintformer.analysis import construction_figures
-from tintformer.analysis.head_roles import example, example_slots, head_work
+from tintformer.analysis.figure_example import example, example_slots, head_work
 from tintformer.cli.inspect import FIGURES_OF, draw_figures
 from tintformer.errors import TintError
 from tintformer.storage.configs import meta_auxiliary, read_config

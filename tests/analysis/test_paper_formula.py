@@ -10,8 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 import tintformer as tint
-from tintformer.analysis.paper_formula import Formula
-from tintformer.analysis.strategies import strategies
+from tintformer.analysis.paper_formula import Formula, strategies
 from tintformer.cli import params
 from tintformer.storage.configs import KNOWN_MODELS, read_config
 

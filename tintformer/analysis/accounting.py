@@ -19,6 +19,8 @@ from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.ops import Activation, Attend, Linear, Norm, Product
 from tintformer.errors import TintError
 from tintformer.rule.learning_rule import LearningRule
+from tintformer.simulator.geometry import derive
+from tintformer.simulator.module_factory import signature
 from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward
 from tintformer.simulator.modules.norm import DiagonalDescent
 from tintformer.simulator.primitives.attention import Bias, Positional
@@ -87,6 +89,8 @@ class Parameters:
     """Constructed parameters: all parts together."""
     auxiliary: int
     """Parameters that hold the auxiliary's own weights, padding included."""
+    linear_forward: int
+    """Parameters of one linear forward module; `structural` has one for every role."""
     formula: int | None
     """The paper's count for the same auxiliary and stack; None where the stack does not divide its width."""
     differences: list[Difference]
@@ -141,17 +145,10 @@ def count(simulator: Simulator) -> Parameters:
         parts=parts,
         structural=sum(part.parameters for part in parts),
         auxiliary=simulator.num_auxiliary,
+        linear_forward=_linear_forward(simulator),
         formula=None if formula is None else formula.total,
         differences=_differences(simulator, formula) if formula is not None and comparable else [],
     )
-
-
-def linear_forward_size(auxiliary: Auxiliary, **construction: Any) -> int:
-    """Parameters of one linear forward module."""
-    with torch.device("meta"):
-        simulator = build(auxiliary, LearningRule(learning_rate=1e-4), **construction)
-    first = next(each for each in simulator.wired.values() if isinstance(each.op, Linear) and each.block == 0)
-    return sum(parameter.numel() for parameter in simulator.modules_of(first.op).forward_module.parameters())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,8 +167,7 @@ def factors(auxiliary: Auxiliary, *, stack: int, counted: Iterable[Parameters] =
     """From the paper's formula to the default construction, one factor a row; `counted` need not be counted again."""
     known = {(each.layout, each.tie_blocks): each for each in counted}
     formula = Formula.of(auxiliary.model.config, stack=stack)
-    with torch.device("meta"):
-        g = build(auxiliary, LearningRule(learning_rate=1e-4), layout="lean", stack=stack).geometry
+    g = derive(auxiliary, layout="lean", stack=stack)
     # The paper's convention: every query, key, value and output has a split-wise and a dimension-wise map of full size,
     # the first three a table of all positions. Here with the lean layout's padded width and its S' = S parts.
     lean = Formula(dim_aux=g.dim_slot, num_layers=formula.num_layers, num_heads_aux=g.num_heads, stack=stack)
@@ -181,9 +177,8 @@ def factors(auxiliary: Auxiliary, *, stack: int, counted: Iterable[Parameters] =
         ("lean", False, "lean: maps shared by all coordinates"),
         ("lean", True, "lean, tied: one block for all layers"),
     ):
-        size = linear_forward_size(auxiliary, layout=layout, stack=stack)
         found = known.get((layout, tied)) or count_parameters(auxiliary, layout=layout, stack=stack, tie_blocks=tied)
-        rows.append((name, size, found.structural))
+        rows.append((name, found.linear_forward, found.structural))
     rows.insert(2, ("lean sizes by the paper's formula", lean.linear, lean.total))
     before = [rows[0][2], *(total for _, _, total in rows)]
     return [
@@ -199,22 +194,32 @@ NON_ZERO_LIMIT = 6_000_000
 def non_zero_share(auxiliary: Auxiliary, *, stack: int) -> float | None:
     """The share of non-zero entries in the paper's layout, one block and the final norm; None where it is too large.
 
-    Each op's modules are constructed with their numbers, counted, and dropped.
+    Each kind of modules is constructed with its numbers, counted, and dropped.
     """
-    if linear_forward_size(auxiliary, layout="paper", stack=stack) > NON_ZERO_LIMIT:
-        return None
     with torch.device("meta"):
         simulator = build(auxiliary, LearningRule(learning_rate=1e-4), layout="paper", stack=stack)
+    if _linear_forward(simulator) > NON_ZERO_LIMIT:
+        return None
     factory, seen, non_zero, entries = simulator.factory(simulator.geometry), set[int](), 0, 0
+    # Modules of one signature and the same directions hold the same numbers, whatever their role.
+    counted: dict[tuple[Any, ...], tuple[int, int]] = {}
     for wired in reversed(simulator.wired.values()):
         modules = simulator.modules_of(wired.op)
         if id(modules) not in seen:
             seen.add(id(modules))
-            with torch.device("cpu"):
-                parameters = [each for each in factory.make(wired, None).parameters() if each.device.type == "cpu"]
-            non_zero += sum(int(each.count_nonzero()) for each in parameters)
-            entries += sum(each.numel() for each in parameters)
+            kind = signature(wired, factory.rule), *modules.by_phase()
+            if kind not in counted:
+                with torch.device("cpu"):
+                    parameters = [each for each in factory.make(wired, None).parameters() if each.device.type == "cpu"]
+                numbers = sum(int(each.count_nonzero()) for each in parameters)
+                counted[kind] = numbers, sum(each.numel() for each in parameters)
+            non_zero, entries = non_zero + counted[kind][0], entries + counted[kind][1]
     return non_zero / entries
+
+
+def _linear_forward(simulator: Simulator) -> int:
+    first = next(each for each in simulator.wired.values() if isinstance(each.op, Linear) and each.block == 0)
+    return sum(parameter.numel() for parameter in simulator.modules_of(first.op).forward_module.parameters())
 
 
 def _sums(simulator: Simulator) -> Counter[tuple[str, Phase, str]]:

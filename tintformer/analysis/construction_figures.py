@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from tintformer.analysis.accounting import ENDS, KINDS, count
-from tintformer.analysis.head_roles import HeadWork, example, example_slots, head_work
+from tintformer.analysis.figure_example import HeadWork, example, example_slots, head_work
 from tintformer.analysis.inspection import plan
 from tintformer.analysis.paper_formula import Formula
 from tintformer.auxiliary.description import Auxiliary

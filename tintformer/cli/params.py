@@ -48,9 +48,8 @@ def params(
 
 def count(model: str, *, layout: str | None = None, stack: int = 4) -> dict[str, Any]:
     """Everything that the command prints: the paper's formula, the construction, what sets them apart, strategies."""
-    from tintformer.analysis.accounting import count_parameters, factors, linear_forward_size, non_zero_share
-    from tintformer.analysis.paper_formula import Formula
-    from tintformer.analysis.strategies import strategies
+    from tintformer.analysis.accounting import count_parameters, factors, non_zero_share
+    from tintformer.analysis.paper_formula import Formula, strategies
     from tintformer.storage.configs import meta_auxiliary, read_config
 
     if layout is not None and layout not in LAYOUTS:
@@ -63,7 +62,7 @@ def count(model: str, *, layout: str | None = None, stack: int = 4) -> dict[str,
         for name in (LAYOUTS if layout is None else (layout,))
         for tied in (False, True)
     ]
-    lean = linear_forward_size(auxiliary, layout="lean", stack=stack)
+    steps = factors(auxiliary, stack=stack, counted=counted)
     return {
         "model": model,
         "family": auxiliary.family,
@@ -71,10 +70,11 @@ def count(model: str, *, layout: str | None = None, stack: int = 4) -> dict[str,
         "symbols": _symbols(formula),
         "formula": [asdict(row) for row in formula.rows()],
         "constructed": [_constructed(counts) for counts in counted],
-        "factors": [asdict(row) for row in factors(auxiliary, stack=stack, counted=counted)],
+        "factors": [asdict(row) for row in steps],
         "non_zero_in_paper_layout": None if layout == "lean" else non_zero_share(auxiliary, stack=stack),
         "strategies": [
-            asdict(row) for row in strategies(formula.dim_aux, paper_linear=formula.linear, lean_linear=lean)
+            asdict(row)
+            for row in strategies(formula.dim_aux, paper_linear=formula.linear, lean_linear=steps[-1].linear)
         ],
     }
 

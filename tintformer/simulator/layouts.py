@@ -13,6 +13,7 @@ coordinates. Paper: S' is any number; every map is a product of split-wise and d
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ class Layout:
         copy = factor * torch.eye(g.shards, dtype=torch.float64).repeat(g.stack, 1)
         if self.lean:
             return Port(region, factors=[DimensionWise(copy[None])])
+        # A split-wise and a dimension-wise factor (section "H-split operation"), of which a copy needs the second.
         split = self._identity_split(g.slots * g.shards)
         return self._port(region, [split, self._from_slot(copy.repeat(g.head_dim, 1, 1), region.slot)], g.head_dim)
 
@@ -51,8 +53,8 @@ class Layout:
         if self.lean:
             pick = torch.eye(g.stack, dtype=torch.float64).repeat_interleave(g.shards, 0)
             return Port(region, factors=[DimensionWise(pick[None])])
-        place, shift, copy = self._row_maps()
-        factors: Factors = [self._from_slot(place, region.slot), SplitWise(shift), DimensionWise(copy)]
+        place, shift, copy = self._row_maps
+        factors: Factors = [self._from_slot(place, region.slot), SplitWise(shift.clone()), DimensionWise(copy.clone())]
         return self._port(region, factors, g.row_dim)
 
     def content(self) -> Port:
@@ -66,6 +68,7 @@ class Layout:
         g = self.geometry
         rows = g.num_prefix if self.lean else g.num_prefix + g.max_tokens
         table = torch.zeros(rows, g.row_dim, dtype=torch.float64)
+        # One-hot positions, as in the paper's attention. Those of the text stay zero: no linear module asks for them.
         table[: g.num_prefix, : g.num_prefix] = torch.eye(g.num_prefix, dtype=torch.float64)
         switches = torch.ones(1 if self.lean else g.num_heads, dtype=torch.float64)
         idle = [] if self.lean else [self._identity_split(g.num_heads, 0.0), self._identity_mix(0.0)]
@@ -78,7 +81,7 @@ class Layout:
         if self.lean:
             pick = torch.eye(g.stack, dtype=torch.float64).repeat_interleave(g.shards, 0)
             return [DimensionWise(pick.mT[None].clone())]
-        place, shift, copy = self._row_maps()
+        place, shift, copy = self._row_maps
         back = self._from_slot(place, 0).weight.mT.clone()
         return [DimensionWise(copy.mT.clone()), SplitWise(shift.mT.clone()), DimensionWise(back)]
 
@@ -87,6 +90,7 @@ class Layout:
         gather = torch.eye(g.shards, dtype=torch.float64).repeat(1, g.stack)
         if self.lean:
             return [DimensionWise(gather[None])]
+        # The sum goes to slot 0 of a whole embedding; the other slots get zeros.
         full = torch.zeros(g.slots * g.shards, g.num_heads, dtype=torch.float64)
         full[: g.shards] = gather
         return [self._identity_split(g.num_heads), DimensionWise(full.repeat(g.head_dim, 1, 1))]
@@ -97,6 +101,7 @@ class Layout:
     def homogeneous(self) -> Constant:
         """The constant 1 that turns a bias into one more column."""
         one = torch.zeros(self.geometry.dim_slot, dtype=torch.float64)
+        # The first coordinate behind the value, which padding guarantees: no value ever stands there.
         one[self.geometry.dim_aux] = 1
         return Constant(one)
 
@@ -110,6 +115,7 @@ class Layout:
         """The same map read from one slot of a whole embedding; the columns of the other slots are zero."""
         g = self.geometry
         full = torch.zeros(g.head_dim, g.num_heads, g.slots * g.shards, dtype=torch.float64)
+        # The paper's maps read all of D_sim, and so do these, zeros included, as its table counts them.
         full[:, :, slot * g.shards : (slot + 1) * g.shards] = matrix
         return DimensionWise(full)
 
@@ -126,6 +132,8 @@ class Layout:
         table = torch.zeros(g.num_prefix + g.max_tokens, width, dtype=torch.float64)
         return [Positional(table, torch.zeros(g.num_heads, dtype=torch.float64), used=0)]
 
+    # Made once: on tensors that have only shapes, index arithmetic costs milliseconds, and every linear module asks.
+    @cached_property
     def _row_maps(self) -> tuple[Tensor, Tensor, Tensor]:
         """`rows` in three factors: coordinate i goes to head (i // K, i // d), moves to place i % K, and to all parts.
 
@@ -138,6 +146,8 @@ class Layout:
         shift = torch.zeros(g.num_heads, g.row_dim, g.head_dim, dtype=torch.float64)
         i = torch.arange(g.dim_slot)
         part, coordinate, slot, row = i // g.head_dim, i % g.head_dim, i // g.num_prefix, i % g.num_prefix
+        # The paper's example of an output map (section "H-split operation") has these three steps in the other
+        # direction: column-wise, row-wise, column-wise.
         place[coordinate, slot * g.shards + part, part] = 1
         shift[slot * g.shards + part, row, coordinate] = 1
         every_part = torch.ones(g.shards, g.shards, dtype=torch.float64)

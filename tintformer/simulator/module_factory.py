@@ -63,12 +63,12 @@ class ModuleFactory:
     def make(self, wired: WiredOp, shared: OpModules | None) -> OpModules:
         """The modules of an op; what ops of the same role have made already is shared, what it lacks is added."""
         trained = wired.role.startswith("final") if wired.block is None else wired.block >= self.first_trained
-        modules = OpModules(self._forward(wired)) if shared is None else shared
+        modules = OpModules(self._forward(wired).to(self.dtype)) if shared is None else shared
         if trained and modules.backward_module is None and receives_gradient(wired.op, self.rule):
-            modules.backward_module = self._backward(wired)
-        if trained and modules.descent_module is None:
-            modules.descent_module = self._descent(wired)
-        return modules.to(self.dtype)
+            modules.backward_module = self._backward(wired).to(self.dtype)
+        if trained and modules.descent_module is None and (descent := self._descent(wired)) is not None:
+            modules.descent_module = descent.to(self.dtype)
+        return modules
 
     def _forward(self, wired: WiredOp) -> Module:
         match wired.op:
@@ -158,11 +158,16 @@ def make_structure(factory: ModuleFactory, ops: Iterable[WiredOp], *, tie_blocks
 
 
 def num_slots(factory: ModuleFactory, ops: Iterable[WiredOp]) -> int:
-    """The slots that the widest module needs: all are built once, on shapes alone, in an embedding without end."""
+    """The slots that the widest module needs: each kind is built once, in a lean embedding without end."""
     endless = replace(factory.layout.geometry, layout="lean", shards=factory.layout.geometry.stack, slots=2**20)
-    with torch.device("meta"):
-        modules = make_structure(replace(factory, layout=Layout(endless)), ops, tie_blocks=True).modules
-    return max(module.regions.needed for each in modules.values() for module in each.by_phase().values())
+    # Stored scores stand beside the embedding and take no slot of it, but their table grows with its width.
+    trial = replace(factory, layout=Layout(endless), transposition="scores")
+    # Roles decide which modules are shared, not which regions they declare: one op of every signature is enough.
+    made: dict[tuple[Any, ...], OpModules] = {}
+    for wired in ops:
+        kind = signature(wired, factory.rule)
+        made[kind] = trial.make(wired, made.get(kind))
+    return max(module.regions.needed for each in made.values() for module in each.by_phase().values())
 
 
 def module_name(name: str) -> str:

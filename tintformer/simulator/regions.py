@@ -73,11 +73,14 @@ class Regions:
         """Declare what the module makes on the way; `over` is no longer needed then."""
         if over is not None:
             self.free(over)
+        # First fit: the order of declarations alone decides, so a rebuilt simulator has every quantity where it was.
         slot = 0
         if not beside:
+            # Pieces of a value stand next to each other, or its port would need a map for each of them.
             while not self._taken.isdisjoint(range(slot, slot + num_slots)):
                 slot += 1
             last = slot + num_slots - 1
+            # Refused here, while wiring: later it would be a shape error, or a quantity that overwrites another.
             if last >= self.geometry.slots:
                 raise InputError(f"region {name!r} needs slot {last}, but an embedding has {self.geometry.slots} slots")
             self._taken |= set(range(slot, slot + num_slots))
@@ -87,12 +90,14 @@ class Regions:
 
     def write(self, name: str, follows: Follows = "input", *, over: Region) -> Region:
         """Declare a result, which takes the place of something that is no longer needed."""
+        # A result stands where something stood before, so a module needs no more slots at its end than on its way.
         self.written.append(self.make(name, follows, num_slots=over.num_slots, over=over))
         return self.written[-1]
 
     def free(self, *regions: Region) -> None:
         """Give the slots of regions back: what is declared from here on may stand there."""
         for region in regions:
+            # Width is what a simulator pays for (D_sim = S D in the paper), so a slot that nothing reads is used again.
             self._taken -= set(range(region.slot, region.slot + region.num_slots))
 
     def fill(self, part: nn.Module, *regions: Region | None) -> None:

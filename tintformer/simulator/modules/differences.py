@@ -41,7 +41,9 @@ class Difference(nn.Module):
     ):
         super().__init__()
         self.function = function
+        # Too large a step brings in the function's curvature, too small a one cancels digits: a step for each scheme.
         step = rule.difference_step(scheme)
+        # The paper's one-sided form is f(x + h g) - f(x), with an error of order h; the central one has order h^2.
         behind, width = (0.0, 1.0) if scheme == "first_order" else (-step, 2.0)
         self.before = Combine(torch.tensor([[1.0, step], [1.0, behind]], dtype=torch.float64))
         # Subtract, then divide: equal numbers give exactly zero.
@@ -63,6 +65,7 @@ class Difference(nn.Module):
         assert self.of_input is not None and self.of_direction is not None
         unit, length, _ = self.of_direction(direction)
         _, size, inverse_size = self.of_input(x)
+        # f(x + h |x| u) - f(x - h |x| u), over 2 h |x|, is the derivative along the unit vector u; then times |g|.
         change = self._subtract(x, self.product(unit, size))
         return self.product(self.product(change, inverse_size), length)
 
@@ -75,6 +78,7 @@ class Groups:
     """How a value is grouped: equal groups that never straddle pieces, or one group over all of them."""
 
     def __init__(self, cut: Cut, num_groups: int, dim_slot: int):
+        # Wide values are cut (section "Parameter sharing"), so one group over a whole value is summed piece by piece.
         self.joint = cut.count > 1 and num_groups == 1
         self.size = cut.width // num_groups
         self.in_piece = 1 if num_groups == 1 else cut.step // self.size
@@ -121,6 +125,7 @@ class Length(nn.Module):
         super().__init__()
         self.joint = groups.joint
         self.norm = groups.norm("rms", tiny)
+        # With s the length, mean(x * x / s) + c (c / s) / size = s^2 / s = s: no root is needed but that of the norm.
         member = groups.membership().mT
         self.read = Narrow(groups.membership() / groups.size)
         self.rest = Narrow(torch.eye(groups.in_piece, dtype=torch.float64) * self.norm.coordinate / groups.size)
@@ -132,6 +137,7 @@ class Length(nn.Module):
         unit, handed = self.norm(x)
         squares = self.read(self.product(x, unit))
         if self.joint:
+            # Adding what stands in several embeddings is what a residual stream does; no map is needed.
             squares = squares.sum(1, keepdim=True)
         length, inverse = self.spread(squares + self.rest(handed)), self.invert(handed)
         return unit, length.expand_as(x), inverse.expand_as(x)

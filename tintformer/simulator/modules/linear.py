@@ -31,6 +31,7 @@ def by_heads(x: Pieces, layout: Layout, *, output: bool = False) -> Float[Tensor
 
 def from_heads(heads: Float[Tensor, "B N H M T d"], layout: Layout) -> Pieces:
     """Slot 0 of an attention's output, whose pieces stand in N or in M."""
+    # Whatever the heads leave in the other slots, W x is in the first D coordinates (section "Efficient Aggregation").
     slot = heads[:, :, : layout.geometry.shards]
     return slot.permute(0, 1, 3, 4, 2, 5).flatten(4).flatten(1, 2)
 
@@ -52,6 +53,8 @@ class LinearForward(Module):
         # The bias is one more column of W, read by a constant 1: the paper copies it by S' heads of its own instead.
         self.constant = layout.homogeneous() if has_bias else None
         self.attention = Attention(
+            # Scores are inner products <w_i, x>, so weights are used where they stand and never copied to the text
+            # (section "Read and write access to auxiliary model"); values say which row answered.
             query=layout.columns(self.input),
             key=layout.content(),
             value=layout.position(),
@@ -73,6 +76,8 @@ class LinearBackward(Module):
         self.gradient = self.regions.read("gradient", "output")
         self.input_gradient = self.regions.write("input gradient", over=self.gradient)
         self.attention = Attention(
+            # W^T dy = sum_i dy_i w_i: the score of a prefix token is dy_i itself, so that W need not be stored a second
+            # time by columns (paper: "Linear backpropagation module").
             query=layout.rows(self.gradient),
             key=layout.position(),
             value=layout.content(),
@@ -101,6 +106,7 @@ class LinearDescent(Module):
         self.attention = Attention(
             query=layout.position(),
             key=layout.rows(self.gradient),
+            # -eta is a factor of the value's map; the residual connection subtracts (definition "Linear descent").
             value=layout.columns(self.input, factor=-learning_rate),
             output=layout.to_prefix(),
             weigh=weigh,

@@ -41,6 +41,7 @@ class LossGradient(Module):
         super().__init__(layout)
         x, self.target = self.regions.read("input"), self.regions.make("target")
         prediction = self.regions.make("prediction", over=x)
+        # Mean squares need no vocabulary: x - e_{t+1} (the section's first remark).
         self.feed_forward = None
         if rule.loss != "mse":
             self.feed_forward = FeedForward(rows, bias, "softmax" if rule.loss == "cross_entropy" else "identity")
@@ -61,6 +62,7 @@ class LossGradient(Module):
         predicted = x
         if self.feed_forward is not None:
             predicted = torch.zeros_like(x)
+            # Rows that are not scored are left out: a layer as wide as the vocabulary is dear.
             predicted[:, 0][given.scored] = self.feed_forward(x[:, 0][given.scored])
         target = self.targets(given.ids)[:, :, None, None]
         minus_target = self.next_token({}, {self.target: target}, given.next_token)

@@ -40,6 +40,7 @@ class NormForward(Module):
     def __init__(self, op: Norm, cut: Cut, layout: Layout, weigh: Weigh):
         super().__init__(layout)
         x = self.regions.read("input")
+        # A group norm of weight 1 and bias 0: the auxiliary's own scale and bias must be data, because they may learn.
         self.normalise = Normalise(op, Groups(cut, op.num_groups, layout.geometry.dim_slot))
         z = self.regions.make("normalised input", over=x)
         self.regions.fill(self.normalise, z)
@@ -62,12 +63,15 @@ class NormBackward(Module):
         dz, x = self.regions.read("gradient", "output"), self.regions.read("input")
         self.affine: nn.Module | None = None
         if op.scale is not None:
+            # dz = g * dy comes first, as in the definition of the exact gradient; a bias has no part in it.
             self.affine = RowBackward(op, self.regions, weigh) if layout.lean else DiagonalBackward(layout, weigh)
             dz = self.regions.make("gradient of normalised input", over=dz)
             self.regions.fill(self.affine, dz)
         if scheme == "exact":
             gradient = ExactGradient(op, groups, self.regions, gradient=dz, x=x)
         else:
+            # A difference gives J dz where J^T dz is wanted; the Jacobian of a norm is symmetric, so they are the same
+            # (section "First-order approximations").
             f = Normalise(op, groups)
             gradient = Difference(f, groups, self.regions, direction=dz, x=x, scheme=scheme, rule=rule, tiny=tiny)
         self.gradient = gradient
@@ -84,6 +88,8 @@ class NormDescent(Module):
         super().__init__(layout)
         groups = Groups(cut, op.num_groups, layout.geometry.dim_slot)
         dy, x = self.regions.read("gradient", "output"), self.regions.read("input")
+        # The paper moves the bias alone, "switching off" the scale, whose gradient is a product (its "Layer
+        # normalization descent module"); a gated unit multiplies, so here the rule decides.
         self.moved: dict[str, Region] = {"bias": dy} if op.bias is not None else {}
         """Where the gradient of each row of the prefix stands, token by token."""
         self.normalise = Normalise(op, groups) if moves_scale else None
@@ -121,7 +127,8 @@ class Normalise(nn.Module):
 class ExactGradient(nn.Module):
     """dx = (dz - mean(dz) - z mean(dz z)) / sigma: three products and two means; RMSNorm has no mean(dz).
 
-    The paper prints it without the 1 / D of the means, and takes a difference because its units cannot multiply.
+    The paper's definition "Exact Gradient for Layer Normalization" lacks the 1 / D of mean(dz z), and the paper takes
+    a difference instead, because its units cannot multiply.
     """
 
     def __init__(self, op: Norm, groups: Groups, regions: Regions, *, gradient: Region, x: Region):
@@ -132,6 +139,7 @@ class ExactGradient(nn.Module):
         self.invert = Narrow(groups.membership().mT / self.norm.coordinate)
         self.product = Gated()
         self.centred = op.kind == "layer"
+        # J = (I - 1 1^T / D - z z^T / D) / sigma. Without centring, the middle term is gone.
         terms = [1.0, -1.0, -1.0] if self.centred else [1.0, -1.0]
         self.subtract = Combine(torch.tensor([terms], dtype=torch.float64))
         regions.fill(self.norm, regions.make("normalised input", over=x), None)
@@ -151,6 +159,7 @@ class Pool(nn.Module):
 
     def __init__(self, cut: Cut, groups: Groups):
         super().__init__()
+        # Norms of queries and keys have one scale for all heads, with a copy a head: copies must stay equal.
         one = torch.eye(groups.size, dtype=torch.float64)
         copies = torch.zeros(cut.count, groups.size, groups.dim_slot, dtype=torch.float64)
         for piece, num_groups in zip(copies, groups_in_pieces(cut, groups.size), strict=True):
@@ -172,6 +181,7 @@ class ReadRows(nn.Module):
         names = torch.eye(num_rows, dtype=torch.float64)
         every_head = torch.ones(1, dtype=torch.float64)
         self.attention = Attention(
+            # One-hot names on both sides: head r scores 1 at token r and 0 at the other, and linear attention copies.
             query=Port(positional=Bias(names)),
             key=Port(positional=Positional(names.clone(), every_head, used=num_rows)),
             value=Port(PREFIX),
@@ -222,6 +232,7 @@ class RowDescent(nn.Module):
         self.regions = [moved[name] for name in held(op) if name in moved]
         names = torch.eye(len(held(op)), dtype=torch.float64)
         keys = torch.stack([names[held(op).index(name)] for name in held(op) if name in moved])
+        # One head for every row that learns; a row that does not scores 0 with all of them, and stays.
         down = -learning_rate * torch.eye(len(moved), dtype=torch.float64)
         self.attention = Attention(
             query=Port(positional=Positional(names, torch.ones(1, dtype=torch.float64), used=len(names))),
@@ -275,6 +286,7 @@ class DiagonalDescent(nn.Module):
             self.bias = LinearDescent(layout, has_bias=True, learning_rate=learning_rate, weigh=weigh)
         if "scale" in moved:
             one = torch.ones(1, 1, dtype=torch.float64)
+            # Query and key are both 1, so every prefix token gets the whole sum over the text, -eta sum_t dy_t z_t.
             self.scale = Attention(
                 query=Port(positional=Bias(one)),
                 key=Port(positional=Bias(one.clone())),
@@ -282,6 +294,7 @@ class DiagonalDescent(nn.Module):
                 weigh=weigh,
             )
             g = layout.geometry
+            # Row i keeps entry i of that sum. The gate is the identity matrix, stacked and sharded like the weights.
             rows = torch.eye(g.dim_slot, dtype=torch.float64).view(g.stack, g.num_prefix, g.shards, g.head_dim)
             diagonal = rows.transpose(1, 2).reshape(1, 1, g.num_heads, 1, g.num_prefix, g.head_dim)
             self.gate = FixedGate(diagonal)
@@ -294,6 +307,7 @@ class DiagonalDescent(nn.Module):
         if self.bias is None:
             return prefix
         dy = gradients[self.moved["bias"]]
+        # The input is zero but for the constant 1, which the linear descent sets: only the column of the bias moves.
         nothing = torch.zeros_like(alone(dy))
         moved = self.bias(alone(dy), nothing, each(prefix, dy))
         return moved.unflatten(0, dy.shape[:2]).squeeze(2)

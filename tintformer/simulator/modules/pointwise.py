@@ -35,9 +35,13 @@ class ActivationBackward(Module):
         dy, x = self.regions.read("gradient"), self.regions.read("input")
         self.gated = self.difference = None
         if rule.activation_gradient == "exact":
+            # Definition "Auxiliary activation backpropagation". The paper avoids it: it takes a product, and units with
+            # the derivative as their activation, which a plain transformer does not have.
             self.gated = Gated(op.function, "derivative")
             self.regions.write("input gradient", over=dy)
         else:
+            # The Jacobian of an element-wise function is diagonal, hence symmetric: a difference along dy gives J^T dy.
+            # The length, for relative steps, is that of the whole value: one group.
             self.difference = Difference(
                 Activation(op.function),
                 Groups(cut, 1, layout.geometry.dim_slot),
@@ -81,4 +85,6 @@ class ProductBackward(Module):
         self.gated = Gated()
 
     def forward(self, dy: Pieces, left: Pieces, right: Pieces) -> tuple[Pieces, Pieces]:
+        # A GLU is an activation, a product and linears here, so the two terms of the paper's definition "Auxiliary GLU
+        # backpropagation" are these two and what the activation makes of the second.
         return self.gated(dy, right), self.gated(dy, left)

@@ -69,6 +69,7 @@ class ToHeads(nn.Module):
             g = self.layout.geometry
             parts = x.unflatten(-1, (g.shards, g.head_dim)).permute(0, 1, 3, 2, 4).unsqueeze(3)
             heads = self.shift(self.gather(parts)).squeeze(3)
+        # Grouped queries: heads that share a key stand side by side, so nothing is repeated for them.
         shared = self.op.num_key_value_heads
         return heads.flatten(1, 2)[:, : self.num_heads].unflatten(1, (shared, -1)).unsqueeze(3)
 
@@ -87,6 +88,7 @@ class FromHeads(nn.Module):
 
     def forward(self, heads: Heads) -> Pieces:
         flat = heads.squeeze(3).flatten(1, 2)
+        # The last piece may hold fewer heads than the others; zeros stand where the missing ones would.
         missing = self.cut.count * self.in_piece - self.num_heads
         pieces = functional.pad(flat, (0, 0, 0, 0, 0, missing)).unflatten(1, (self.cut.count, self.in_piece))
         if self.shift is None or self.scatter is None:
@@ -106,6 +108,7 @@ def _routes(layout: Layout, in_piece: int, head_dim: int) -> tuple[Tensor, Tenso
             f"({g.head_dim} wide): use a smaller stack, or layout='lean'"
         )
     i = torch.arange(in_piece * head_dim)
+    # Coordinate i stands in part i // d_sim; a map across heads cannot move it within its head, so a second one does.
     gather[i % g.head_dim, i // head_dim, i // g.head_dim] = 1
     shift[i // head_dim, i % head_dim, i % g.head_dim] = 1
     return gather, shift
@@ -125,6 +128,8 @@ class HeadInputs(nn.Module):
         heads = self.to_query(query), self.to_key(key)
         if self.rotate is None:
             return heads
+        # Rotary embeddings act between the linear layer and the attention (section "Attention variants"). With a cache
+        # there are more keys than queries: the queries are those of the last tokens.
         asking = given.positions[:, -heads[0].shape[-2] :]
         return self.rotate(heads[0], asking), self.rotate(heads[1], given.positions)
 
@@ -142,6 +147,7 @@ class AttentionForward(Module):
 
     def __init__(self, op: Attend, cuts: tuple[Cut, Cut], layout: Layout):
         super().__init__(layout)
+        # q, k and v side by side in one embedding, as in the paper: its "first 3 D coordinates".
         self.query = self.regions.read("query", num_slots=cuts[0].count)
         self.key, self.value = (self.regions.read(name, "key", num_slots=cuts[1].count) for name in ("key", "value"))
         self.inputs = HeadInputs(op, cuts, layout)
@@ -178,6 +184,7 @@ class AttentionBackward(Module):
     ):
         super().__init__(layout)
         queries, keys = cuts[0].count, cuts[1].count
+        # Scores are not kept from the forward pass but computed again, from queries and keys that were copied along.
         self.gradient = self.regions.read("gradient", num_slots=queries)
         self.query = self.regions.read("query", num_slots=queries)
         self.key = self.regions.read("key", "key", num_slots=keys)
@@ -208,6 +215,7 @@ class AttentionBackward(Module):
         dvalue = self.from_value(self.value_gradient(text, mask))
         if self.scores is None or self.value is None:
             return None, None, dvalue
+        # Only the softmax Jacobian needs the values: dy_t . v_j. The value gradient goes without them.
         text[self.value] = self.inputs.to_key(value)
         return *self.scores(text, dy, mask, self.inputs, given), dvalue
 
@@ -241,6 +249,8 @@ class StoreThenRead(nn.Module):
     def __init__(self, op: Attend, layout: Layout, regions: Regions, read: tuple[Region, Region, Region], weigh: Weigh):
         super().__init__()
         gradient, query, key = read
+        # A token's store has a coordinate for every token that trains, in every head: the paper's T_aux H_aux
+        # coordinates, in an embedding of D_sim.
         self.capacity = layout.geometry.dim_sim // op.num_heads
         one_hot = torch.eye(self.capacity, dtype=torch.float64)
         every_head = torch.ones(1, dtype=torch.float64)
@@ -252,6 +262,7 @@ class StoreThenRead(nn.Module):
         )
         regions.fill(self.positions, self.position)
         regions.fill(self.store, self.stored)
+        # Linear: the stored scores have been through their softmax already (paper: "Separating sub-operations").
         self.read = Attention(
             query=Port(self.position), key=Port(self.stored), value=Port(gradient), weigh=weigh, sum_over="h"
         )
@@ -286,6 +297,8 @@ class ScoreGradient(nn.Module):
     ):
         super().__init__()
         gradient, self.query, key, value = read
+        # d softmax(s) along u, u_j = dy_t . v_j, is a_tj (u_j - sum_i a_ti u_i): the bracket of the exact gradient in
+        # definition "Auxiliary self-attention backpropagation". Two softmaxes give it without a product.
         step = score_step(rule, tiny)
         self.length = self.lengthen = None
         self.direction, self.long_query = gradient, self.query
@@ -310,6 +323,8 @@ class ScoreGradient(nn.Module):
                 transposed=transposed,
             )
 
+        # The Jacobian of the softmax is symmetric, so that this difference is the gradient of the scores: dq_t sums it
+        # times k_j over j, dk_j sums it times q_t over t (transposed).
         self.query_gradient = nn.ModuleList(perturbed(sign * step, key) for sign in (1.0, -1.0))
         self.key_gradient = nn.ModuleList(
             perturbed(sign * step, self.long_query, transposed=True) for sign in (1.0, -1.0)
@@ -334,6 +349,7 @@ class ScoreGradient(nn.Module):
         if length is not None:
             dquery = self.product(dquery, length)
         if self.turn_back is not None:
+            # A rotation's transpose is its inverse: the gradient is turned back by the angles of its own token.
             dquery, dkey = (self.turn_back(heads, given.positions) for heads in (dquery, dkey))
         return self.from_query(dquery), self.from_key(dkey)
 

@@ -31,6 +31,7 @@ class Positional(Primitive):
 
     def __init__(self, table: Float[Tensor, "positions d"], switches: Float[Tensor, " shared_or_H"], *, used: int):
         super().__init__()
+        # W^p and lambda of the definition: one map of positions for all heads, and a switch for each.
         self.table, self.switches = constant(table), constant(switches)
         self.used = used
         """How many positions take part; the others (those of the text) have rows of zeros."""
@@ -78,6 +79,8 @@ class Port(nn.Module):
             return self.positional()
         regions = [stream[region] for region in self.reads]
         heads, first = regions[0] if len(regions) == 1 else torch.cat(regions, dim=2), self.first_head
+        # Only the heads of the region are given, the rest of the embedding is zero: a split-wise map keeps them where
+        # they are, a dimension-wise one fills all heads, and whatever follows starts at head 0.
         for factor in self.factors:
             heads = factor(heads, first)
             first = first if isinstance(factor, SplitWise) else 0
@@ -114,6 +117,7 @@ class Attention(Primitive):
         self.query, self.key, self.value = query, key, value
         self.output = nn.ModuleList(output)
         self.weigh, self.transposed = weigh, transposed
+        # Where the output map only adds heads or pieces, the sum is part of the product: no partial sums are stored.
         kept = [axis for axis in "bnhm" if axis not in sum_over]
         answer, of = ("p", "q") if transposed else ("q", "p")
         self.equation = f"bnhmqp,bnhm{of}d->{''.join(kept)}{answer}d"
@@ -125,6 +129,7 @@ class Attention(Primitive):
         `mask` is what the form of attention takes: added to the scores of a softmax, multiplied into linear ones.
         Transposed, the values are read from the asking tokens: token p collects what each q sends it.
         """
+        # No 1 / sqrt(d), as in the definition: where the auxiliary scales, its factor is part of the query's map.
         scores = torch.einsum("bnhmqd,bnhmpd->bnhmqp", self.query(asking), self.key(answering))
         value = self.value(asking if self.transposed else answering)
         if not self.transposed:  # a key that all tokens share still answers once a token
@@ -169,17 +174,20 @@ def linear_as_softmax(form: str, epsilon: float) -> Weigh:
     def weights_of(scores: Tensor, mask: Tensor | None, extra: float) -> Tensor:
         if mask is not None:
             scores = scores.expand(torch.broadcast_shapes(scores.shape, mask.shape))
+            # A linear mask multiplies; under a softmax, a hidden token must have no weight, not the score zero.
             scores = scores.masked_fill(mask == 0, torch.finfo(scores.dtype).min)
         token = scores.new_full((*scores.shape[:-1], 1), extra)
         return torch.cat((scores, token), dim=-1).softmax(-1)[..., :-1]
 
     def printed(scores: Tensor, mask: Tensor | None) -> list[Term]:
+        # The heads H + h of the proof: weight 1 / (T + 1) on all tokens, times (T + 1) / epsilon in the output map.
         uniform = weights_of(torch.zeros_like(scores), mask, 0.0)
         visible = float(scores.shape[-1]) if mask is None else (mask != 0).sum(-1, keepdim=True)
         seen = weights_of(epsilon * scores, mask, extra_score)
         return [(seen, epsilon**-3), (uniform * (visible + 1), -1 / epsilon)]
 
     def pair(scores: Tensor, mask: Tensor | None) -> list[Term]:
+        # Not in the paper. The proof's constant 1 / epsilon is far larger than the scores, and costs their digits.
         ahead, behind = (weights_of(sign * epsilon * scores, mask, extra_score) for sign in (1, -1))
         return [(ahead, epsilon**-3 / 2), (behind, -(epsilon**-3) / 2)]
 

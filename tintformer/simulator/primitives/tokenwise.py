@@ -45,6 +45,7 @@ class DimensionWise(Primitive):
     def forward(self, heads: Float[Tensor, "B N H_in M T d"], first: int = 0) -> Float[Tensor, "B N H_out M T d"]:
         """`first`: number of the first head given, where the others are zero."""
         weight = self.weight[:, :, first : first + heads.shape[2]]
+        # The paper's operation has a matrix a coordinate. Where all are the same, the lean layout stores one.
         if len(weight) == 1:
             return torch.einsum("gh,bnhmtd->bngmtd", weight[0], heads)
         return torch.einsum("dgh,bnhmtd->bngmtd", weight, heads)
@@ -108,7 +109,8 @@ class Constant(Primitive):
         return x + self.value
 
 
-# Element-wise units. The paper multiplies by GeLU(x + y) - GeLU(x) - GeLU(y), an approximation; a gated unit is exact.
+# Element-wise units. The paper multiplies by differences of GeLUs (section "Simulating Multiplication"), with an error
+# of order x^3 y^3; a gated unit, which its section "Gated linear units" gives the simulator, is exact.
 
 
 class Activation(Primitive):
@@ -193,6 +195,7 @@ class GroupNorm(Primitive):
         used = self.num_groups * self.extent
         groups = x[..., :used].unflatten(-1, (self.num_groups, self.extent))
         if self.kind == "layer":
+            # The constant is not centred with the group: it stands for the norm's epsilon, not for data.
             groups = groups - groups.mean(-1, keepdim=True)
         squares = groups.square().sum(-1, keepdim=True)
         if self.joint:
@@ -216,6 +219,7 @@ class Rotate(Primitive):
     def forward(
         self, heads: Float[Tensor, "B N H M T d"], positions: Int[Tensor, "B T"]
     ) -> Float[Tensor, "B N H M T d"]:
+        # The constructed frequencies, not the auxiliary's: they follow the simulator's device and dtype.
         by = rotation(replace(self.rotary, inverse_frequencies=self.frequencies), positions, heads.dtype)
         return rotate(heads, by, interleaved=self.rotary.interleaved, inverse=self.inverse)
 
@@ -230,6 +234,7 @@ class Distance(Primitive):
     def forward(
         self, mask: Float[Tensor, "B 1 1 1 Q P"], positions: Int[Tensor, "B P"]
     ) -> Float[Tensor, "B N H 1 Q P"]:
+        # The paper adds m_h (j - t); softmax does not see what all keys of a query share, so m_h j is enough.
         slopes = self.slopes[None, :, :, None, None, None]
         return mask + slopes * positions[:, None, None, None, None, :].to(mask.dtype)
 
@@ -270,5 +275,6 @@ class FeedForward(Primitive):
         if self.activation == "identity":
             hidden = functional.linear(x[:, :width], self.rows)
         else:
+            # The second matrix is the first one transposed, so that the vocabulary is stored once.
             hidden = softmax(functional.linear(x[:, :width], self.rows, self.bias))
         return functional.pad(hidden @ self.rows, (0, x.shape[-1] - width))
