@@ -39,7 +39,7 @@ def test_linear(own: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["layer", "rms"])
-def test_norm(kind: norm.Kind) -> None:
+def test_norm(kind: norm.NormKind) -> None:
     x, dy = randn(2, 5, 7).requires_grad_(), randn(2, 5, 7, seed=1)
     scale, bias = (1 + 0.3 * randn(2, 7, seed=2)).requires_grad_(), randn(2, 7, seed=3).requires_grad_()
     y = norm.forward(x, scale, bias, kind=kind, epsilon=1e-2)

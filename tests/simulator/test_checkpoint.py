@@ -41,7 +41,7 @@ SAVED: dict[str, dict[str, Any]] = {
     "gemma-softmax": {"model": "gemma", "rule": "default", "attention": "softmax", "dtype": torch.float32},
     "bloom-stored": {"model": "bloom", "rule": "norm-scale", "transposition": "stored", "dtype": torch.float32},
 }
-"""Tied and untied heads and blocks, both layouts, with and without the constructed tensors, both number formats."""
+"""Tied and untied heads and blocks, both layouts, with and without the constructed tensors, both dtypes."""
 
 IN_ANOTHER_PROCESS = """
 import json, sys
@@ -319,7 +319,7 @@ VERSIONS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a new knob of the construction": lambda config: config["construction"].update(width="narrow"),
     "a new layout": lambda config: config["construction"].update(layout="origami"),
     "a stack that does not fit": lambda config: config["construction"].update(stack=99),
-    "an unknown number format": lambda config: config.update(dtype="float12"),
+    "an unknown dtype": lambda config: config.update(dtype="float12"),
     "an unknown family": lambda config: config["auxiliary"].update(model_type="gpt99"),
     "heads that do not fit": lambda config: config["auxiliary"].update(n_head=5),
     "a billion layers": lambda config: config["auxiliary"].update(n_layer=10**9),

@@ -65,7 +65,7 @@ def test_norms_and_activations(scheme: str, ratio: tuple[float, float], name: st
 
 @pytest.mark.parametrize("name", ["opt", "qwen3"])
 def test_an_exact_attention_gradient_needs_no_step(name: str) -> None:
-    """Carried out as a difference, whose step follows the number format: nothing of it is seen at 1e-8."""
+    """Carried out as a difference, whose step follows the dtype: nothing of it is seen at 1e-8."""
     assert error(name, "query-key", QUERY_KEY) < 1e-8
     assert error(name, "full") < 1e-8
 

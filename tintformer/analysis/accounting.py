@@ -61,7 +61,7 @@ _PARTS: dict[type[nn.Module], str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class CountedPart:
     """Parameters of one part of the modules of one kind in one direction."""
 
     kind: str
@@ -71,7 +71,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class CountDifference:
     """One reason why the construction is larger (or, if negative, smaller) than the paper's formula."""
 
     reason: str
@@ -84,7 +84,7 @@ class Parameters:
 
     layout: str
     tie_blocks: bool
-    parts: list[Part]
+    parts: list[CountedPart]
     structural: int
     """Constructed parameters: all parts together."""
     auxiliary: int
@@ -93,7 +93,7 @@ class Parameters:
     """Parameters of one linear forward module; `structural` has one for every role."""
     formula: int | None
     """The paper's count for the same auxiliary and stack; None where the stack does not divide its width."""
-    differences: list[Difference]
+    differences: list[CountDifference]
     """Reasons that add up to `structural - formula`; for the paper's layout without tied blocks."""
 
     @property
@@ -133,7 +133,7 @@ def count_parameters(model: Any, *, rule: LearningRule | None = None, **construc
 def count(simulator: Simulator) -> Parameters:
     """The parameters of a simulator, built or on the meta device."""
     parts = [
-        Part(kind=kind, phase=phase, part=name, parameters=number)
+        CountedPart(kind=kind, phase=phase, part=name, parameters=number)
         for (kind, phase, name), number in _sums(simulator).items()
     ]
     formula = _formula(simulator)
@@ -264,7 +264,7 @@ def _formula(simulator: Simulator) -> Formula | None:
         return None
 
 
-def _differences(simulator: Simulator, formula: Formula) -> list[Difference]:
+def _differences(simulator: Simulator, formula: Formula) -> list[CountDifference]:
     """Why the paper's layout has other counts than the paper's table, reason by reason.
 
     The table has, in every direction of every block, four linear modules, two of norms and one attention, Q each.
@@ -303,7 +303,7 @@ def _differences(simulator: Simulator, formula: Formula) -> list[Difference]:
         - layers * (formula.split + difference),
         "next-token attention of the loss": all_of(ENDS),
     }
-    return [Difference(reason=reason, parameters=number) for reason, number in reasons.items() if number]
+    return [CountDifference(reason=reason, parameters=number) for reason, number in reasons.items() if number]
 
 
 def _num_linear(module: nn.Module) -> int:

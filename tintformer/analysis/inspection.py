@@ -33,7 +33,7 @@ from tintformer.simulator.simulator import Simulator
 from tintformer.simulator.wiring import ModuleOp, WiredOp
 
 Keep = Callable[[WiredOp], bool]
-Stage = Literal["forward", "backward", "descent", "updated"]
+ObservedStage = Literal["forward", "backward", "descent", "updated"]
 """`updated` is the forward pass with the weights that descent has left."""
 
 
@@ -270,7 +270,7 @@ class Observation:
     """What stood in the regions of a module when it ran."""
 
     op: str
-    stage: Stage
+    stage: ObservedStage
     step: int | None
     """Step of descent; None below the trained blocks and in the pass with the updated weights."""
     regions: tuple[RegionPlan, ...]

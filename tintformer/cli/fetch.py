@@ -14,7 +14,7 @@ from tintformer.cli.options import Json
 from tintformer.console import print_json, print_table
 from tintformer.errors import InputError
 
-Kind = Literal["data", "package", "bundled", "hub"]
+SourceKind = Literal["data", "package", "bundled", "hub"]
 _SENTENCES = {"fetched": "fetched to", "present": "is there already:", "bundled": "comes with the package:"}
 
 
@@ -50,7 +50,7 @@ def fetch(
         print_json(outcomes)
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: str) -> SourceKind:
     """What a name stands for. Descriptions of data come first, then models by name, then ids of models on the hub."""
     from tintformer.bundled import BUNDLED
     from tintformer.experiments.sources import YAML_SUFFIXES, shipped

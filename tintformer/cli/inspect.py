@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tintformer.cli.options import (
-    Attention,
+    AttentionOption,
     Dtype,
     Json,
-    Layout,
+    LayoutOption,
     RuleOptions,
     Stack,
     Text,
@@ -85,10 +85,10 @@ def inspect(
     rule: RuleOptions,
     file: Annotated[Path | None, typer.Option(help="Read the text from a file; - is standard input.")] = None,
     values: Annotated[bool, typer.Option("--values", help="Run the pass, on a short text if none is given.")] = False,
-    layout: Layout = None,
+    layout: LayoutOption = None,
     stack: Stack = None,
     untied: Untied = False,
-    attention: Attention = None,
+    attention: AttentionOption = None,
     block: Annotated[
         int | None, typer.Option(help="Show this block alone; default: the last, and what is outside of the blocks.")
     ] = None,
@@ -392,4 +392,4 @@ def _value_text(region: Record, token: int) -> str:
 
 
 def _shown(number: float | None) -> str:
-    return "not finite" if number is None else f"{number:.4g}"
+    return "non-finite" if number is None else f"{number:.4g}"

@@ -30,7 +30,7 @@ Model = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Text = Annotated[str | None, typer.Argument(help="The text; - reads standard input.", show_default=False)]
-Layout = Annotated[
+LayoutOption = Annotated[
     str | None,
     typer.Option(help="Of the simulator: lean (default), or paper (the sizes of the paper's table)."),
 ]
@@ -38,10 +38,10 @@ Stack = Annotated[
     int | None, typer.Option(help="Of the simulator: rows of a matrix in one prefix token (S in the paper); default 4.")
 ]
 Untied = Annotated[bool, typer.Option("--untied", help="Modules of its own for every layer, not one block looped.")]
-Attention = Annotated[
+AttentionOption = Annotated[
     str | None, typer.Option(help="linear (default), or softmax: every linear attention by softmax attentions.")
 ]
-SoftmaxForm = Annotated[str | None, typer.Option(help="With softmax: pair (default) or printed.")]
+SoftmaxFormOption = Annotated[str | None, typer.Option(help="With softmax: pair (default) or printed.")]
 Dtype = Annotated[str, typer.Option(help=f"Dtype of the model: {', '.join(DTYPES)}.")]
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tintformer.cli.options import (
-    Attention,
+    AttentionOption,
     Dtype,
     Json,
-    Layout,
+    LayoutOption,
     Model,
-    SoftmaxForm,
+    SoftmaxFormOption,
     Stack,
     Text,
     Untied,
@@ -57,11 +57,11 @@ def verify(
     ] = None,
     steps: Annotated[int, typer.Option(help="Gradient steps inside the pass.")] = 1,
     engine: Annotated[str, typer.Option(help="What is verified: simulator, fast or reference.")] = "simulator",
-    layout: Layout = None,
+    layout: LayoutOption = None,
     stack: Stack = None,
     untied: Untied = False,
-    attention: Attention = None,
-    softmax_form: SoftmaxForm = None,
+    attention: AttentionOption = None,
+    softmax_form: SoftmaxFormOption = None,
     theorems: Annotated[bool, typer.Option("--theorems/--no-theorems", help="Also check the theorems.")] = True,
     tolerance: Annotated[
         float | None, typer.Option(help="Replaces every tolerance; default: by dtype and rule.")

@@ -15,7 +15,7 @@ from tintformer.experiments.experiment import ChosenOn, Experiment
 from tintformer.experiments.label_scoring import Answers, InputLearning, LabelScorer
 from tintformer.experiments.methods import METHODS, learn_once
 from tintformer.experiments.open_models import OpenModel, open_model
-from tintformer.experiments.packing import Loss, Prompted, dense, multi, separate, single, to_learn
+from tintformer.experiments.packing import Prompted, TrainedTokens, dense, multi, separate, single, to_learn
 from tintformer.experiments.prompts import Encoder
 from tintformer.experiments.record_store import UnitResult
 from tintformer.experiments.tasks import Example, Task, demonstrations, load_task, test_examples, tuning_examples
@@ -48,7 +48,7 @@ class InContextLearning(Experiment):
     """Demonstrations; with none the test input itself is trained on, up to its label."""
     mode: Mode = "single"
     """`single`: demonstrations are independent training examples. `multi`: one text with the test input at its end."""
-    loss: Loss = "full"
+    loss: TrainedTokens = "full"
     """Train on the `label` words of demonstrations, or on all tokens (`full`)."""
     test_text: bool = False
     """With demonstrations and the full loss, also train on the text of the test input, as the authors do. Every test

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Literal
 
 from tintformer.errors import DivergenceError
 from tintformer.experiments.methods import Adaptation, learn_each
-from tintformer.experiments.packing import Loss, Packed, Prompted, after_shared, loss_by_segment, to_learn, to_score
+from tintformer.experiments.packing import (
+    Packed,
+    Prompted,
+    TrainedTokens,
+    after_shared,
+    loss_by_segment,
+    to_learn,
+    to_score,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +39,7 @@ class InputLearning:
     auxiliary: Auxiliary
     rule: Adaptation
     engine: str
-    loss: Loss
+    loss: TrainedTokens
     test_text: bool
     """Whether the test input is learnt from as well, up to its answer."""
 

@@ -18,7 +18,7 @@ from tintformer.experiments.tokenisation import common_start
 if TYPE_CHECKING:
     from torch import Tensor
 
-Loss = Literal["label", "full"]
+TrainedTokens = Literal["label", "full"]
 SHARED = -1
 """The segment id of tokens that all segments see, as in `tintformer.execution.batch`."""
 
@@ -182,7 +182,7 @@ def loss_by_segment(rows: Sequence[Packed], token_loss: Tensor) -> Tensor:
     return torch.stack(losses)
 
 
-def to_learn(sequences: Sequence[Packed], *, loss: Loss, test_text: bool = True) -> dict[str, Any]:
+def to_learn(sequences: Sequence[Packed], *, loss: TrainedTokens, test_text: bool = True) -> dict[str, Any]:
     """The keywords of `Tint(...)` and `Tint.adapt`: everything but the answer is the training part.
 
     `loss` "label" has the labels of demonstrations as targets, "full" all tokens; then `test_text` says whether the
@@ -190,8 +190,8 @@ def to_learn(sequences: Sequence[Packed], *, loss: Loss, test_text: bool = True)
     """
     import torch
 
-    if loss not in get_args(Loss):
-        raise InputError(f"loss={loss!r} is unknown; choose one of {', '.join(get_args(Loss))}")
+    if loss not in get_args(TrainedTokens):
+        raise InputError(f"loss={loss!r} is unknown; choose one of {', '.join(get_args(TrainedTokens))}")
     # "Label loss" and "full context loss" of the paper differ in their targets alone: every token is still attended to.
     wanted = {Role.LABEL} if loss == "label" else {Role.CONTEXT, Role.LABEL} | ({Role.TEST} if test_text else set())
     if any(wanted.isdisjoint(sequence.roles) for sequence in sequences):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from tintformer.learning.text import decode
 
-Kind = Literal["text", "special", "rest"]
+PieceKind = Literal["text", "special", "rest"]
 """`special` tokens are not in the text; a `rest` is one more token of a character that was shown before."""
 
 SIGNS = {" ": "\u2423", "\n": "\u21b5", "\r": "\u240d", "\t": "\u21e5"}
@@ -21,7 +21,7 @@ class Piece:
     """One token."""
 
     text: str
-    kind: Kind = "text"
+    kind: PieceKind = "text"
     gap: str = ""
     """White space before it that belongs to no token: some tokenizers drop it."""
 

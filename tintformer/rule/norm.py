@@ -16,7 +16,7 @@ from torch import Tensor
 from tintformer.rule.difference import directional
 from tintformer.rule.learning_rule import EpsilonMode, Gradient
 
-Kind = Literal["layer", "rms"]
+NormKind = Literal["layer", "rms"]
 
 
 def cut(x: Float[Tensor, "B T D"], num_groups: int) -> Float[Tensor, "B T_times_groups d"]:
@@ -24,12 +24,12 @@ def cut(x: Float[Tensor, "B T D"], num_groups: int) -> Float[Tensor, "B T_times_
     return x.reshape(len(x), -1, x.shape[-1] // num_groups)
 
 
-def normalise(x: Float[Tensor, "*shape D"], *, kind: Kind, epsilon: float) -> Float[Tensor, "*shape D"]:
+def normalise(x: Float[Tensor, "*shape D"], *, kind: NormKind, epsilon: float) -> Float[Tensor, "*shape D"]:
     """f(x): zero mean (LayerNorm only) and unit mean square, up to the norm's own epsilon."""
     return _normalise(x, kind, epsilon)[0]
 
 
-def _normalise(x: Tensor, kind: Kind, epsilon: float) -> tuple[Tensor, Tensor]:
+def _normalise(x: Tensor, kind: NormKind, epsilon: float) -> tuple[Tensor, Tensor]:
     """f(x) and the factor 1 / sigma that it multiplied by."""
     # RMSNorm divides by the root of the MEAN square plus epsilon, as the families' own code does.
     # The definition in the paper has neither 1/D nor epsilon; its outputs would be sqrt(D) times too small.
@@ -45,7 +45,7 @@ def forward(
     scale: Float[Tensor, "... D"] | None,
     bias: Float[Tensor, "... D"] | None,
     *,
-    kind: Kind,
+    kind: NormKind,
     epsilon: float,
 ) -> Float[Tensor, "B T D"]:
     y = normalise(x, kind=kind, epsilon=epsilon)
@@ -59,7 +59,7 @@ def backward(
     dy: Float[Tensor, "B T D"],
     scale: Float[Tensor, "... D"] | None,
     *,
-    kind: Kind,
+    kind: NormKind,
     epsilon: float,
     scheme: Gradient = "exact",
     step: float = 0.0,
@@ -82,7 +82,7 @@ def backward(
 
 
 def scale_gradient(
-    x: Float[Tensor, "B T D"], dy: Float[Tensor, "B T D"], *, kind: Kind, epsilon: float
+    x: Float[Tensor, "B T D"], dy: Float[Tensor, "B T D"], *, kind: NormKind, epsilon: float
 ) -> Float[Tensor, "B D"]:
     # The paper leaves scales alone, since the product dy z would cost its construction an MLP.
     return (dy * normalise(x, kind=kind, epsilon=epsilon)).sum(-2)

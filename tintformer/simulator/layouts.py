@@ -25,7 +25,7 @@ from tintformer.simulator.primitives.attention import Port, Positional
 from tintformer.simulator.primitives.tokenwise import Constant, DimensionWise, SplitWise
 from tintformer.simulator.regions import PREFIX, Region, Regions
 
-Factors = list[DimensionWise | SplitWise]
+HeadMaps = list[DimensionWise | SplitWise]
 
 
 class Layout:
@@ -54,7 +54,7 @@ class Layout:
             pick = torch.eye(g.stack, dtype=torch.float64).repeat_interleave(g.shards, 0)
             return Port(region, factors=[DimensionWise(pick[None])])
         place, shift, copy = self._row_maps
-        factors: Factors = [self._from_slot(place, region.slot), SplitWise(shift.clone()), DimensionWise(copy.clone())]
+        factors: HeadMaps = [self._from_slot(place, region.slot), SplitWise(shift.clone()), DimensionWise(copy.clone())]
         return self._port(region, factors, g.row_dim)
 
     def content(self) -> Port:
@@ -76,7 +76,7 @@ class Layout:
 
     # Outputs: from heads back to the signal, the transposes of `rows` and `columns`; or to the prefix.
 
-    def from_rows(self) -> Factors:
+    def from_rows(self) -> HeadMaps:
         g = self.geometry
         if self.lean:
             pick = torch.eye(g.stack, dtype=torch.float64).repeat_interleave(g.shards, 0)
@@ -85,7 +85,7 @@ class Layout:
         back = self._from_slot(place, 0).weight.mT.clone()
         return [DimensionWise(copy.mT.clone()), SplitWise(shift.mT.clone()), DimensionWise(back)]
 
-    def from_columns(self) -> Factors:
+    def from_columns(self) -> HeadMaps:
         g = self.geometry
         gather = torch.eye(g.shards, dtype=torch.float64).repeat(1, g.stack)
         if self.lean:
@@ -95,7 +95,7 @@ class Layout:
         full[: g.shards] = gather
         return [self._identity_split(g.num_heads), DimensionWise(full.repeat(g.head_dim, 1, 1))]
 
-    def to_prefix(self) -> Factors:
+    def to_prefix(self) -> HeadMaps:
         return [] if self.lean else [self._identity_split(self.geometry.num_heads), self._identity_mix()]
 
     def homogeneous(self) -> Constant:
@@ -107,7 +107,7 @@ class Layout:
 
     # The paper's factors.
 
-    def _port(self, region: Region, factors: Factors, width: int) -> Port:
+    def _port(self, region: Region, factors: HeadMaps, width: int) -> Port:
         first_head = region.slot * self.geometry.shards
         return Port(region, first_head=first_head, factors=factors, idle=self._tables(width))
 

@@ -78,8 +78,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown knob of the simulator": ({"construction": {"size": 3}}, "unknown knobs of a simulator: size"),
     "a stack that is a text": ({"construction": {"stack": "4"}}, "stack='4' must be a whole number"),
     "construction that is none": ({"construction": [1]}, "construction must be the knobs"),
-    "no number format": ({"dtype": "load"}, "dtype='load' is not a floating-point type"),
-    "an unknown number format": ({"dtype": "float7"}, "dtype='float7' is not a floating-point type"),
+    "no dtype": ({"dtype": "load"}, "dtype='load' is not a floating-point type"),
+    "an unknown dtype": ({"dtype": "float7"}, "dtype='float7' is not a floating-point type"),
 }
 
 

@@ -18,7 +18,7 @@ class Check:
     where: str
     """The op that the tensors come from."""
     dtype: str
-    """The number format in which it was measured."""
+    """The dtype in which it was measured."""
     bound: float
     """Our bound: the theorem with explicit constants, and what arithmetic may lose."""
     measured: float

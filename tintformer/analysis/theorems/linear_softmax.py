@@ -95,7 +95,7 @@ def pair_bound(scores: Scores, values: Values, epsilon: float) -> Float[Tensor, 
 
 
 def rounding_bound(scores: Scores, values: Values, epsilon: float) -> Float[Tensor, "*heads Q"]:
-    """A bound on what arithmetic in the tensors' number format adds to either form.
+    """A bound on what arithmetic in the tensors' dtype adds to either form.
 
     Two numbers near 1 / eps are subtracted. Each has the relative error of a softmax whose largest exponent is
     L = 2 |log eps| + eps max|a| (4 L + K + 6 units), of a sum of K terms and of scaling (2 K + 14 units).
@@ -121,7 +121,7 @@ def linear_as_softmax(
     epsilons: Sequence[float] = EPSILONS,
     dtypes: Sequence[torch.dtype] = (torch.float32, torch.float64),
 ) -> list[SoftmaxError]:
-    """Both forms at every eps and in every number format, against the linear head in float64."""
+    """Both forms at every eps and in every dtype, against the linear head in float64."""
     results: list[SoftmaxError] = []
     for dtype in dtypes:
         a, v = scores.to(dtype), values.to(dtype)
@@ -149,7 +149,7 @@ def linear_as_softmax(
 
 
 def best(errors: Sequence[SoftmaxError]) -> list[SoftmaxError]:
-    """The eps with the smallest error, for each place, form and number format."""
+    """The eps with the smallest error, for each place, form and dtype."""
     found: dict[tuple[str, str, str], SoftmaxError] = {}
     for error in errors:
         key = error.where, error.form, error.dtype

@@ -16,7 +16,7 @@ from torch import Tensor
 from tintformer.analysis.theorems.check import Check, check_tokens, unit_roundoff
 from tintformer.rule import norm
 from tintformer.rule.difference import directional
-from tintformer.rule.norm import Kind
+from tintformer.rule.norm import NormKind
 
 CURVATURE = 2 / math.sqrt(3)
 """The largest |z''| s^2 sqrt(D) / |d|^2; see `remainder`."""
@@ -25,7 +25,7 @@ ROUNDINGS = 32
 
 
 def remainder(
-    x: Float[Tensor, "*tokens D"], dz: Float[Tensor, "*tokens D"], step: float, *, kind: Kind, epsilon: float
+    x: Float[Tensor, "*tokens D"], dz: Float[Tensor, "*tokens D"], step: float, *, kind: NormKind, epsilon: float
 ) -> Float[Tensor, "*tokens"]:
     """A bound on |(f(x + step dz) - f(x)) / step - J dz| in exact arithmetic, for each token.
 
@@ -50,7 +50,7 @@ def first_order_norm(
     dy: Float[Tensor, "*tokens D"],
     scale: Float[Tensor, " D"] | None,
     *,
-    kind: Kind,
+    kind: NormKind,
     epsilon: float,
     step: float,
     where: str = "",
@@ -83,12 +83,12 @@ def first_order_norm(
 
 
 def norm_derivative(
-    x: Float[Tensor, "*tokens D"], dz: Float[Tensor, "*tokens D"], *, kind: Kind, epsilon: float
+    x: Float[Tensor, "*tokens D"], dz: Float[Tensor, "*tokens D"], *, kind: NormKind, epsilon: float
 ) -> Float[Tensor, "*tokens D"]:
     """J dz, the derivative itself."""
     rows = x.reshape(1, -1, x.shape[-1])
     return norm.backward(rows, dz.reshape(rows.shape), None, kind=kind, epsilon=epsilon).view_as(x)
 
 
-def _centred(x: Tensor, kind: Kind) -> Tensor:
+def _centred(x: Tensor, kind: NormKind) -> Tensor:
     return x - x.mean(-1, keepdim=True) if kind == "layer" else x

@@ -24,7 +24,7 @@ from tintformer.execution.executor import Executor, Stage
 from tintformer.rule.learning_rule import LearningRule
 
 X = TypeVar("X")
-Phase = Literal["forward", "backward", "descent", "updated"]
+CheckedPhase = Literal["forward", "backward", "descent", "updated"]
 """`updated` is the forward pass with the weights that descent has left."""
 
 
@@ -43,7 +43,7 @@ class ModuleError:
     """The op without its block: `query`, `attention_norm`, `final.norm`, `embedding`, `head`."""
     layer: int | None
     """The block that it stands in; None outside of the blocks."""
-    phase: Phase
+    phase: CheckedPhase
     absolute: float
     """Largest difference of a coordinate."""
     relative: float
@@ -59,7 +59,7 @@ def compare(auxiliary: Auxiliary, rule: LearningRule, batch: Batch, other: Execu
         walk.train_in_the_pass(lockstep, auxiliary, rule)
         lockstep.compare_updates()
     names = dict.fromkeys(name for name, _ in lockstep.errors)
-    order = {key: index for index, key in enumerate(product(names, get_args(Phase)))}
+    order = {key: index for index, key in enumerate(product(names, get_args(CheckedPhase)))}
     return [lockstep.errors[key] for key in sorted(lockstep.errors, key=lambda key: order[key])]
 
 
@@ -69,8 +69,8 @@ class Lockstep(Generic[X]):
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule, batch: Batch, other: Executor[X]):
         self.auxiliary, self.rule, self.batch, self.other = auxiliary, rule, batch, other
         self.reference = TensorExecutor(auxiliary, rule, batch)
-        self.errors: dict[tuple[str, Phase], ModuleError] = {}
-        self._forward_phase: Phase = "forward"
+        self.errors: dict[tuple[str, CheckedPhase], ModuleError] = {}
+        self._forward_phase: CheckedPhase = "forward"
         self._open_forks: list[str] = []
 
     def begin(self, stage: Stage) -> None:
@@ -147,7 +147,7 @@ class Lockstep(Generic[X]):
                 )
                 self._record(op.name, "descent", difference(other, plain), False)
 
-    def _both(self, name: str, phase: Phase, plain: Tensor, other: X, inexact: bool = False) -> Both[X]:
+    def _both(self, name: str, phase: CheckedPhase, plain: Tensor, other: X, inexact: bool = False) -> Both[X]:
         """Compare, then go on from the reference's numbers."""
         seen = self.other.plain(other)
         kept = plain[:, : seen.shape[1]]
@@ -155,7 +155,7 @@ class Lockstep(Generic[X]):
         self._record(name, phase, difference(seen[attended], kept[attended]), inexact)
         return Both(plain, self.other.stream(kept, other))
 
-    def _record(self, name: str, phase: Phase, error: tuple[float, float], inexact: bool) -> None:
+    def _record(self, name: str, phase: CheckedPhase, error: tuple[float, float], inexact: bool) -> None:
         absolute, relative = error
         known = self.errors.get((name, phase))
         layer, module = split_name(name)

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from tintformer.analysis.theorems.check import Check
 from tintformer.analysis.theorems.linear_softmax import SoftmaxError, best
 from tintformer.analysis.verify.gradients import Alignment, PresetAlignment
-from tintformer.analysis.verify.lockstep import ModuleError, Phase
+from tintformer.analysis.verify.lockstep import CheckedPhase, ModuleError
 from tintformer.analysis.verify.pass_error import PassError
 from tintformer.analysis.verify.verify_settings import FULL_COSINE, Tolerance
 from tintformer.rule.learning_rule import LearningRule
@@ -120,7 +120,7 @@ def module_rows(report: Verification) -> list[Row]:
             row[error.phase] = max(row.get(error.phase, (-1.0, "")), (share, f"{error.relative:.1e}{mark}"))
     return [
         {"layer": "" if layer is None else layer, "module": module}
-        | {phase: row[phase][1] if phase in row else "" for phase in get_args(Phase)}
+        | {phase: row[phase][1] if phase in row else "" for phase in get_args(CheckedPhase)}
         for (layer, module), row in nearest.items()
     ]
 

@@ -15,7 +15,7 @@ Rate = Annotated[
 ]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Directory for records and tables.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Processes; the cores are divided among them.")]
-Engine = Annotated[str, typer.Option(help="fast, simulator, reference or oracle; they agree.")]
+EngineOption = Annotated[str, typer.Option(help="fast, simulator, reference or oracle; they agree.")]
 Protocol = Annotated[
     str,
     typer.Option(help="tuned: rates from data that is not scored; paper: as the authors, rates from what is scored."),
@@ -24,7 +24,7 @@ Compare = Annotated[
     str | None, typer.Option(help="Other models, with commas between them, that are scored as they are.")
 ]
 Methods = Annotated[str, typer.Option(help="Methods to compare; `tint eval list` has all.")]
-Length = Annotated[int, typer.Option(help="Tokens of a block; never more than the model's context.")]
+LengthOption = Annotated[int, typer.Option(help="Tokens of a block; never more than the model's context.")]
 Blocks = Annotated[int | None, typer.Option(help="Blocks to score; default: all that are not tuned on.")]
 TuningBlocks = Annotated[int, typer.Option("--tuning", help="Blocks to choose the rates on; they are not scored.")]
 Seeds = Annotated[str, typer.Option(help="Each draws its own demonstrations.")]

@@ -41,7 +41,7 @@ def classification(
     learning_rate: options.Rate = "auto",
     variant: Annotated[str | None, typer.Option(help="Another prompt of the description.")] = None,
     normalise: Annotated[str | None, typer.Option(help="length: mean over the tokens of a label word.")] = None,
-    engine: options.Engine = "fast",
+    engine: options.EngineOption = "fast",
     dtype: Dtype = "float32",
     jobs: options.Jobs = 1,
     name: options.Name = None,

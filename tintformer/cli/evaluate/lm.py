@@ -26,7 +26,7 @@ def language(
     compare: options.Compare = None,
     protocol: options.Protocol = "tuned",
     shares: Annotated[str, typer.Option(help="Shares of a block that are trained on.")] = "0.3,0.5,0.7,0.9",
-    length: options.Length = 1024,
+    length: options.LengthOption = 1024,
     blocks: options.Blocks = None,
     tuning: options.TuningBlocks = 8,
     learning_rate: options.Rate = "auto",
@@ -34,7 +34,7 @@ def language(
         int | None, typer.Option(help="How many of the top blocks of the model learn; default: all.")
     ] = None,
     steps: Annotated[int, typer.Option(help="Gradient steps inside the pass.")] = 1,
-    engine: options.Engine = "fast",
+    engine: options.EngineOption = "fast",
     seed: Annotated[int, typer.Option(help="Draws the blocks.")] = 0,
     dtype: Dtype = "float32",
     jobs: options.Jobs = 1,

@@ -32,7 +32,7 @@ class Tracking:
         self._trackers, self._steps, self._units = trackers, 0, 0
 
     def log(self, values: TrackedMetrics) -> None:
-        """Values of one moment; what is not finite, as the loss of a rate that diverged, is left out."""
+        """Values of one moment; what is non-finite, as the loss of a rate that diverged, is left out."""
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         for tracker in self._trackers if finite else ():
             tracker.log(finite, step=self._steps)

@@ -62,9 +62,9 @@ class FastExecutor(TensorStreams):
         self.wide = compute_dtype(auxiliary.dtype)
         self.attention = FusedAttention(batch, self.wide, budget, cache=cache, start=start)
         self.steps_taken = 0
-        """For messages: what is not finite from here on, this many steps have led to."""
+        """For messages: what is non-finite from here on, this many steps have led to."""
         self.gradient_sums: dict[str, Tensor] = {}
-        """Of the current step, by op: what is not finite there has diverged."""
+        """Of the current step, by op: what is non-finite there has diverged."""
         self.checks_outputs = False
         self._fused: tuple[Tensor, Tensor, Tensor] | None = None
 
@@ -139,7 +139,7 @@ class FastExecutor(TensorStreams):
         # An update in the making, and so float32 at least, as all sums are that end beside a weight.
         total = gradient.sum(1, dtype=self.wide)
         # One number an op, looked at once a step: to ask of each gradient whether it is finite would wait for the
-        # device every time. What is not finite stays so in a sum.
+        # device every time. What is non-finite stays so in a sum.
         self.gradient_sums[op.name] = total.sum()
         for weight in trained_weights(self.rule, op):
             if isinstance(op, Linear) and weight is op.weight:
@@ -169,7 +169,7 @@ class FastExecutor(TensorStreams):
         self.updates.vectors[weight] = update if known is None else known + update
 
     def check_gradients(self) -> None:
-        """After a step: raise if a gradient is not finite, naming the op."""
+        """After a step: raise if a gradient is non-finite, naming the op."""
         sums, self.gradient_sums = self.gradient_sums, {}
         totals = [total.to(self.auxiliary.device) for total in sums.values()]
         if totals and not bool(torch.isfinite(torch.stack(totals)).all()):
@@ -177,7 +177,7 @@ class FastExecutor(TensorStreams):
             raise self._divergence(f"the gradient at {first}")
 
     def check_updates(self) -> None:
-        """After the last step: raise if the update of a parameter is not finite, naming it."""
+        """After the last step: raise if the update of a parameter is non-finite, naming it."""
         self.check_gradients()
         # Factors are inputs and gradients, which have been looked at; a formed product of the two may still overflow.
         formed = {weight: update.dense for weight, update in self.updates.matrices.items()} | self.updates.vectors
@@ -186,7 +186,7 @@ class FastExecutor(TensorStreams):
                 raise self._divergence(f"the update of {weight.name}")
 
     def check(self, x: Tensor) -> None:
-        """After a step: raise if a gradient, or the stream `x`, is not finite, naming the place."""
+        """After a step: raise if a gradient, or the stream `x`, is non-finite, naming the place."""
         self.check_gradients()
         if not bool(torch.isfinite(x.sum())):
             # Only to name the op: the pass is run once more, now with every output looked at.

@@ -27,7 +27,7 @@ the base model, unchanged.
 | family | {family} |
 | engine | {engine} |
 | learns from | {part} |
-| number format | {dtype} |
+| dtype | {dtype} |
 
 ## Learning rule
 

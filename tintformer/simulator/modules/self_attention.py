@@ -28,7 +28,7 @@ from tintformer.simulator.primitives.tokenwise import Combine, DimensionWise, Di
 from tintformer.simulator.regions import Region, Regions
 
 Pieces = Float[Tensor, "B N T Dslot"]
-Heads = Float[Tensor, "B K G 1 T d"]
+AuxiliaryHeads = Float[Tensor, "B K G 1 T d"]
 Transposition = Literal["scores", "stored"]
 
 _DOUBLE_STEP = 1e-5
@@ -61,7 +61,7 @@ class ToHeads(nn.Module):
             gather, shift = _routes(layout, self.in_piece, op.head_dim)
             self.gather, self.shift = DimensionWise(gather), SplitWise(shift)
 
-    def forward(self, x: Pieces) -> Heads:
+    def forward(self, x: Pieces) -> AuxiliaryHeads:
         if self.gather is None or self.shift is None:
             heads = x[..., : self.in_piece * self.op.head_dim].unflatten(-1, (self.in_piece, self.op.head_dim))
             heads = heads.transpose(2, 3)
@@ -86,7 +86,7 @@ class FromHeads(nn.Module):
             gather, shift = _routes(layout, self.in_piece, op.head_dim)
             self.shift, self.scatter = SplitWise(shift.mT.clone()), DimensionWise(gather.mT.clone())
 
-    def forward(self, heads: Heads) -> Pieces:
+    def forward(self, heads: AuxiliaryHeads) -> Pieces:
         flat = heads.squeeze(3).flatten(1, 2)
         # The last piece may hold fewer heads than the others; zeros stand where the missing ones would.
         missing = self.cut.count * self.in_piece - self.num_heads
@@ -124,7 +124,7 @@ class HeadInputs(nn.Module):
         self.rotate = Rotate(op.position) if isinstance(op.position, Rotary) else None
         self.distance = Distance(op.position, op.num_key_value_heads) if isinstance(op.position, Alibi) else None
 
-    def turned(self, query: Pieces, key: Pieces, given: AttentionInputs) -> tuple[Heads, Heads]:
+    def turned(self, query: Pieces, key: Pieces, given: AttentionInputs) -> tuple[AuxiliaryHeads, AuxiliaryHeads]:
         heads = self.to_query(query), self.to_key(key)
         if self.rotate is None:
             return heads
@@ -235,7 +235,7 @@ class TransposedScores(nn.Module):
             transposed=True,
         )
 
-    def forward(self, text: Stream, mask: Tensor) -> Heads:
+    def forward(self, text: Stream, mask: Tensor) -> AuxiliaryHeads:
         return self.attention(text, text, mask)
 
 
@@ -267,7 +267,7 @@ class StoreThenRead(nn.Module):
             query=Port(self.position), key=Port(self.stored), value=Port(gradient), weigh=weigh, sum_over="h"
         )
 
-    def forward(self, text: Stream, mask: Tensor) -> Heads:
+    def forward(self, text: Stream, mask: Tensor) -> AuxiliaryHeads:
         num_tokens = mask.shape[-2]
         if num_tokens > self.capacity:
             raise InputError(
