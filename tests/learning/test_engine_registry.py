@@ -42,7 +42,7 @@ def test_an_option_of_no_engine_is_refused(name: str) -> None:
 def test_the_fast_engines_option_belongs_to_no_other(name: str) -> None:
     with pytest.raises(tint.TintError) as refused:
         make(name, dual=True)
-    assert str(refused.value) == f"dual=True is a knob of the fast engine; leave it out with engine='{name}'"
+    assert str(refused.value) == f"dual: knobs of the fast engine; leave them out with engine='{name}'"
 
 
 @pytest.mark.parametrize("name", [name for name in ENGINES if name != "simulator"])
