@@ -19,7 +19,7 @@ from tintformer.simulator.modules.differences import Difference, Groups, Mean
 from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward, by_heads
 from tintformer.simulator.pieces import Cut, groups_in_pieces
 from tintformer.simulator.primitives.attention import Attention, Bias, Port, Positional, Weigh
-from tintformer.simulator.primitives.tokenwise import Combine, DimensionWise, FixedGate, Gated, Narrow
+from tintformer.simulator.primitives.tokenwise import Combine, DimensionWise, FixedGate, Gated, Narrow, Recordable
 from tintformer.simulator.regions import PREFIX, Region, Regions
 
 Pieces = Float[Tensor, "B N T Dslot"]
@@ -173,7 +173,7 @@ class Pool(nn.Module):
 # Scale and bias, lean: a prefix token each.
 
 
-class ReadRows(nn.Module):
+class ReadRows(Recordable):
     """Bring the prefix tokens to every text token: head r asks for token r."""
 
     def __init__(self, num_rows: int, weigh: Weigh):
@@ -224,14 +224,15 @@ class RowBackward(nn.Module):
         return self.product(dy, self.read(prefix)[0])
 
 
-class RowDescent(nn.Module):
+class RowDescent(Recordable):
     """Text tokens send their gradients to the prefix token of that name; the residual adds them."""
 
     def __init__(self, op: Norm, layout: Layout, moved: dict[str, Region], learning_rate: float, weigh: Weigh):
         super().__init__()
         self.regions = [moved[name] for name in held(op) if name in moved]
+        self.rows = [held(op).index(name) for name in held(op) if name in moved]
         names = torch.eye(len(held(op)), dtype=torch.float64)
-        keys = torch.stack([names[held(op).index(name)] for name in held(op) if name in moved])
+        keys = names[self.rows]
         # One head for every row that learns; a row that does not scores 0 with all of them, and stays.
         down = -learning_rate * torch.eye(len(moved), dtype=torch.float64)
         self.attention = Attention(

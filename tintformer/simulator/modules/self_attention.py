@@ -299,7 +299,7 @@ class ScoreGradient(nn.Module):
         gradient, self.query, key, value = read
         # d softmax(s) along u, u_j = dy_t . v_j, is a_tj (u_j - sum_i a_ti u_i): the bracket of the exact gradient in
         # definition "Auxiliary self-attention backpropagation". Two softmaxes give it without a product.
-        step = score_step(rule, tiny)
+        self.step = step = score_step(rule, tiny)
         self.length = self.lengthen = None
         self.direction, self.long_query = gradient, self.query
         if rule.epsilon_mode == "relative":

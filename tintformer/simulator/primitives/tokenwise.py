@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -22,7 +22,17 @@ from tintformer.rule.attention import rotate, rotation
 from tintformer.rule.head import softmax
 
 
-class Primitive(nn.Module):
+class Recordable(nn.Module):
+    """A part of the simulator that becomes one layer of the compiled network: on symbols it is written down, not run."""
+
+    def __call__(self, *inputs: Any) -> Any:
+        for each in inputs:
+            if hasattr(each, "record"):
+                return each.record(self, inputs)
+        return super().__call__(*inputs)
+
+
+class Primitive(Recordable):
     """A part of the simulator that computes; whatever is not inside one only moves or adds data."""
 
 

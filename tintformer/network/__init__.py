@@ -1,0 +1,1 @@
+"""The compiled simulator: one stream, one sequence, one list of layers."""

@@ -1,0 +1,503 @@
+"""Compiles a simulator into a list of layers: its modules run once on symbols, in the order of the one walk.
+
+Every stream is symbolic: the quantities that its pieces would be. Each primitive that a module calls becomes a layer
+that reads and writes quantities; N steps of descent are unrolled. Then quantities get slots by liveness: one that
+nobody reads any more gives its slot back, and a slot is cleared, by subtracting itself, before it is used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from tintformer.auxiliary.ops import Activation, Add, Attend, Join, Linear, Norm, Op, Product, Rotary
+from tintformer.execution.executor import Stage
+from tintformer.network import attention_layers as attention
+from tintformer.network.attention_layers import Heads, Matrix
+from tintformer.network.flags import COORDINATES, coordinate
+from tintformer.network.layers import (
+    ActivationUnit,
+    GatedUnit,
+    Layer,
+    LinearMap,
+    Normalise,
+    Quantity,
+    Term,
+    Vocabulary,
+)
+from tintformer.simulator.modules.norm import ReadRows, RowDescent
+from tintformer.simulator.modules.self_attention import AttentionBackward
+from tintformer.simulator.pieces import Cut
+from tintformer.simulator.primitives import tokenwise
+from tintformer.simulator.simulator import Simulator
+
+
+class Symbol:
+    """A value in pieces, each a quantity: what the simulator's modules compute with while they are compiled."""
+
+    def __init__(self, compiler: Compiler, quantities: Sequence[Quantity]):
+        self.compiler, self.quantities = compiler, tuple(quantities)
+
+    def __len__(self) -> int:
+        return len(self.quantities)
+
+    def record(self, part: Any, inputs: tuple[Any, ...]) -> Any:
+        """Have a part of the simulator written down instead of run."""
+        return self.compiler.record(part, inputs)
+
+    # What modules do between primitives: they add, sum over pieces and spread one piece over all.
+
+    def __add__(self, other: Symbol) -> Symbol:
+        return self.compiler.add((self, other))
+
+    def sum(self, dim: int, *, keepdim: bool) -> Symbol:
+        assert dim == 1 and keepdim, "only pieces are summed"
+        return self.compiler.sum_pieces(self)
+
+    def expand_as(self, other: Symbol) -> Symbol:
+        return Symbol(self.compiler, self.quantities * (len(other) // len(self)))
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: tuple[Any, ...], kwargs: Any = None) -> Symbol:
+        assert function is torch.add, f"{function} is no part of a network"
+        left, right = args
+        return left + right
+
+
+@dataclass(frozen=True, eq=False)
+class SymbolicPrefix:
+    """The prefix tokens of an op."""
+
+    compiler: Compiler
+    block: int
+
+    def record(self, part: Any, inputs: tuple[Any, ...]) -> Any:
+        return self.compiler.record(part, inputs)
+
+
+@dataclass(kw_only=True)
+class Program:
+    """What was written down: layers in order, and what the embedding gives and the head takes."""
+
+    layers: list[Layer] = field(default_factory=list)
+    given: dict[str, tuple[Quantity, ...]] = field(default_factory=dict)
+    """By what the embedding writes there: tokens, positions, target, flags, and cosines and sines by number."""
+    rotaries: list[tuple[Rotary, int]] = field(default_factory=list)
+    """Rotary positions in use, each with the head width and by its number in `given`."""
+    result: tuple[Quantity, ...] = ()
+    """The head's input after learning."""
+    before: tuple[Quantity, ...] = ()
+    """The head's input of the first step, before anything was learnt."""
+
+
+class Compiler:
+    """An executor whose streams are symbols; implements `Executor`."""
+
+    def __init__(self, simulator: Simulator, *, num_tokens: int):
+        self.simulator, self.num_tokens = simulator, num_tokens
+        self.geometry = simulator.geometry
+        self.program = Program()
+        self.stage, self.op = Stage("below"), "embedding"
+        self.blocks = {name: number for number, name in enumerate(simulator.prefix)}
+        self.later = torch.ones(num_tokens, num_tokens, dtype=torch.bool).triu(1)
+        self.flags = self._given("flags", -(-len(COORDINATES) // self.geometry.dim_slot))
+        self.saved_matrices: dict[Any, Tensor] = {}
+
+    @property
+    def flag(self) -> Quantity:
+        """The slot whose first coordinate is 1 for text."""
+        return self.flags[0]
+
+    # Writing down.
+
+    def emit(self, layer: Layer) -> None:
+        layer.stage, layer.op = self.stage, self.op
+        self.program.layers.append(layer)
+
+    def new(self, name: str, count: int) -> tuple[Quantity, ...]:
+        """Quantities that a layer is about to write."""
+        where = f"{self.op} {name}"
+        return tuple(Quantity(where if count == 1 else f"{where} {i + 1}/{count}") for i in range(count))
+
+    def symbol(self, name: str, count: int) -> Symbol:
+        return Symbol(self, self.new(name, count))
+
+    def _given(self, name: str, count: int) -> tuple[Quantity, ...]:
+        if name not in self.program.given:
+            self.program.given[name] = tuple(
+                Quantity(name if count == 1 else f"{name} {i + 1}/{count}") for i in range(count)
+            )
+        return self.program.given[name]
+
+    # What the walk asks for.
+
+    def begin(self, stage: Stage) -> None:
+        self.stage = stage
+
+    def embed(self) -> Symbol:
+        embedding, width = self.simulator.auxiliary.embedding, self.geometry.dim_aux
+        x = Symbol(self, self._given("tokens", Cut(embedding.tokens.source.shape[1], width).count))
+        if embedding.projection is not None:
+            x, _ = self.forward(embedding.projection, (x,))
+        if embedding.positions is not None:
+            self.op = "embedding"
+            x = self.add((x, Symbol(self, self._given("positions", len(x)))))
+        if embedding.norm is not None:
+            x, _ = self.forward(embedding.norm, (x,))
+        return x
+
+    def training_part(self, x: Symbol) -> Symbol:
+        # Which tokens train is known at run time alone; the others have a gradient of zero.
+        return x
+
+    def forward(self, op: Op | Join, inputs: tuple[Symbol, ...]) -> tuple[Symbol, Any]:
+        self.op = op.name
+        match op:
+            case Add():
+                return self.add(inputs), inputs
+            case Linear():
+                wired = self.simulator.wired[op.name]
+                y = self.symbol("output", wired.out.count)
+                self.emit(attention.LinearForward(self.flag, inputs[0].quantities, y.quantities, self._matrix(op)))
+                return y, inputs
+            case Norm():
+                return self._forward_module(op)(*inputs, self._prefix(op)), inputs
+            case Activation() | Product():
+                return self._forward_module(op)(*inputs), inputs
+            case Attend():
+                query, key, value = inputs
+                query, key = self._turned(op, (query, key))
+                y = self.symbol("output", len(query))
+                self._attend(op, query, key, y, value=value)
+                # Turned as they are: backward needs no others, and the originals give their slots back.
+                return y, (query, key, value)
+
+    def backward(self, op: Op | Join, saved: Any, gradient: Symbol) -> tuple[Symbol | None, ...]:
+        self.op = op.name
+        if isinstance(op, Add):
+            return (gradient,) * len(saved)
+        module = self.simulator.modules_of(op).backward_module
+        assert module is not None, f"no gradient was expected at {op.name}"
+        match op:
+            case Linear():
+                dx = self.symbol("input gradient", self.simulator.wired[op.name].into.count)
+                matrix = self._matrix(op)
+                self.emit(attention.LinearBackward(gradient.quantities, dx.quantities, matrix, self.geometry.dim_aux))
+                return (dx,)
+            case Norm():
+                return (module(gradient, *saved, self._prefix(op)),)
+            case Activation():
+                return (module(gradient, *saved),)
+            case Product():
+                return module(gradient, *saved)
+            case Attend():
+                assert isinstance(module, AttentionBackward)
+                return self._attend_backward(op, module, gradient, *saved)
+
+    def descend(self, op: Op | Join, saved: Any, gradient: Symbol) -> None:
+        self.op = op.name
+        (x,) = saved
+        assert isinstance(op, Linear | Norm), f"{op.name} has no parameters"
+        if isinstance(op, Linear):
+            rate = self.simulator.rule.learning_rate
+            layer = attention.LinearDescent(self.flag, x.quantities, gradient.quantities, self._matrix(op), rate)
+            self.emit(layer)
+            return
+        module = self.simulator.modules_of(op).descent_module
+        assert module is not None, f"{op.name} was not expected to be trained"
+        module(gradient, x, self._prefix(op))
+
+    def add(self, terms: Sequence[Symbol]) -> Symbol:
+        if len(terms) == 1:
+            return terms[0]
+        count = len(terms[0])
+        y = self.symbol("sum", count)
+        reads = [quantity for term in terms for quantity in term.quantities]
+        self.emit(LinearMap(reads, y.quantities, [Term(i % count, i) for i in range(len(reads))]))
+        return y
+
+    def loss_gradient(self, x: Symbol) -> Symbol:
+        self.op = "loss"
+        if not self.program.before:
+            self.program.before = x.quantities
+        gradient, unit = self.symbol("gradient", 1), self.simulator.loss_gradient.feed_forward
+        (read,), (write,) = x.quantities, gradient.quantities
+        if unit is None:
+            self.emit(LinearMap([read], [write], [Term(0, 0)]))
+        else:
+            self.emit(Vocabulary(self.flag, read, write, unit))
+        self.emit(attention.NextToken(self._given("target", 1)[0], write, self.num_tokens))
+        weight = self.symbol("weight", 1)
+        spread = torch.zeros(self.geometry.dim_slot, coordinate("loss weight") + 1, dtype=self.simulator.dtype)
+        spread[:, coordinate("loss weight")] = 1
+        self.emit(LinearMap([self.flag], weight.quantities, [Term(0, 0, matrix=0)], [spread]))
+        return self._gated(gradient, weight, tokenwise.Gated())
+
+    # The parts of modules.
+
+    def record(self, part: Any, inputs: tuple[Any, ...]) -> Any:
+        """The layer that stands for a part of the simulator."""
+        match part:
+            case tokenwise.Gated():
+                return self._gated(*inputs, part)
+            case tokenwise.Activation():
+                y = self.symbol("activation", len(inputs[0]))
+                self.emit(ActivationUnit(inputs[0].quantities, y.quantities, part))
+                return y
+            case tokenwise.Combine():
+                return self._combine(part, inputs)
+            case tokenwise.Narrow():
+                return self._narrow(part, *inputs)
+            case tokenwise.GroupNorm():
+                (x,) = inputs
+                z, handed = self.symbol("normalised", len(x)), self.symbol("factor", 1 if part.joint else len(x))
+                self.emit(Normalise(self.flag, x.quantities, (*z.quantities, *handed.quantities), part))
+                return z, handed
+            case ReadRows():
+                return self._read_rows(*inputs)
+            case RowDescent():
+                return self._row_descent(part, *inputs)
+            case _:
+                raise AssertionError(f"{type(part).__name__} is no part of a network")
+
+    def _gated(self, left: Symbol, right: Symbol, unit: tokenwise.Gated) -> Symbol:
+        y = self.symbol("product", len(left))
+        self.emit(GatedUnit(left.quantities, right.expand_as(left).quantities, y.quantities, unit))
+        return y
+
+    def _combine(self, part: tokenwise.Combine, inputs: tuple[Symbol, ...]) -> tuple[Symbol, ...]:
+        count, rows = len(inputs[0]), part.weight.tolist()
+        outputs = [self.symbol("combination", count) for _ in rows]
+        reads = [quantity for x in inputs for quantity in x.quantities]
+        writes = [quantity for y in outputs for quantity in y.quantities]
+        terms = [
+            Term(row * count + piece, number * count + piece, factor)
+            for row, factors in enumerate(rows)
+            for piece in range(count)
+            for number, factor in enumerate(factors)
+            if factor != 0
+        ]
+        scale = 1.0 if part.scale is None else float(part.scale)
+        self.emit(LinearMap(reads, writes, terms, scale=scale))
+        return tuple(outputs)
+
+    def _narrow(self, part: tokenwise.Narrow, x: Symbol) -> Symbol:
+        """One matrix for all pieces, or one each; what one piece holds may be spread over several."""
+        matrices = [part.weight] if part.weight.dim() == 2 else list(part.weight)
+        count = max(len(x), len(matrices))
+        y = self.symbol("map", count)
+        terms = [Term(i, i % len(x), matrix=i % len(matrices)) for i in range(count)]
+        self.emit(LinearMap(x.quantities, y.quantities, terms, matrices))
+        return y
+
+    def sum_pieces(self, x: Symbol) -> Symbol:
+        if len(x) == 1:
+            return x
+        y = self.symbol("sum", 1)
+        self.emit(LinearMap(x.quantities, y.quantities, [Term(0, i) for i in range(len(x))]))
+        return y
+
+    def _read_rows(self, prefix: SymbolicPrefix) -> tuple[Symbol, ...]:
+        shape = list(self.simulator.prefix.values())[prefix.block].shape
+        num_pieces, num_rows = shape[1], shape[4]
+        rows = [self.symbol("row", num_pieces) for _ in range(num_rows)]
+        # Tokens stand piece by piece, the rows of a piece together.
+        writes = [row.quantities[piece] for piece in range(num_pieces) for row in rows]
+        self.emit(attention.ReadRows(self.flag, writes, prefix.block))
+        return tuple(rows)
+
+    def _row_descent(self, part: RowDescent, gradients: dict[Any, Symbol], prefix: SymbolicPrefix) -> SymbolicPrefix:
+        num_rows = list(self.simulator.prefix.values())[prefix.block].shape[4]
+        reads: list[Quantity] = []
+        rows: list[int] = []
+        for region, row in zip(part.regions, part.rows, strict=True):
+            for piece, quantity in enumerate(gradients[region].quantities):
+                reads.append(quantity)
+                rows.append(piece * num_rows + row)
+        self.emit(attention.RowDescent(reads, prefix.block, rows, self.simulator.rule.learning_rate))
+        return prefix
+
+    # Linear layers and attention.
+
+    def _matrix(self, op: Linear) -> Matrix:
+        wired = self.simulator.wired[op.name]
+        return Matrix(
+            block=self._prefix(op).block,
+            num_out=wired.out.count,
+            num_in=wired.into.count,
+            bias=None if op.bias is None else self.geometry.dim_aux,
+        )
+
+    def _prefix(self, op: Linear | Norm) -> Any:
+        name = op.name.replace(".", "/")
+        return SymbolicPrefix(self, self.blocks[name]) if name in self.blocks else None
+
+    def _forward_module(self, op: Any) -> Callable[..., Any]:
+        return self.simulator.modules_of(op).forward_module
+
+    def _heads(self, op: Attend) -> tuple[Heads, Heads]:
+        wired = self.simulator.wired[op.name]
+        query, key = (
+            Heads(count=count, dim=op.head_dim, in_piece=step // op.head_dim, width=self.geometry.dim_slot)
+            for count, step in ((op.num_heads, wired.into.step), (op.num_key_value_heads, wired.keys.step))
+        )
+        return query, key
+
+    def _turned(self, op: Attend, values: tuple[Symbol, ...], *, inverse: bool = False) -> tuple[Symbol, ...]:
+        """Rotary positions: x cos + R x sin, with R the turn by a right angle; two gated units and a linear map."""
+        if not isinstance(op.position, Rotary):
+            return values
+        number = self._rotary(op.position, op.head_dim)
+        (cos,), (sin,) = self._given(f"cosines {number}", 1), self._given(f"sines {number}", 1)
+        x = [quantity for value in values for quantity in value.quantities]
+        across, turned = self.new("across", len(x)), self.new("turned", len(x))
+        matrix = quarter_turn(op.position, op.head_dim, self.geometry.dim_slot, self.simulator.dtype)
+        terms = [Term(i, i, -1.0 if inverse else 1.0, matrix=0) for i in range(len(x))]
+        self.emit(LinearMap(x, across, terms, [matrix]))
+        self.emit(GatedUnit(x, [cos] * len(x), turned, tokenwise.Gated()))
+        self.emit(GatedUnit(across, [sin] * len(x), turned, tokenwise.Gated()))
+        results: list[Symbol] = []
+        for value in values:
+            results.append(Symbol(self, turned[: len(value)]))
+            turned = turned[len(value) :]
+        return tuple(results)
+
+    def _rotary(self, rotary: Rotary, head_dim: int) -> int:
+        for number, (known, dim) in enumerate(self.program.rotaries):
+            if known is rotary and dim == head_dim:
+                return number
+        self.program.rotaries.append((rotary, head_dim))
+        return len(self.program.rotaries) - 1
+
+    def _attend(self, op: Attend, query: Symbol, key: Symbol, into: Symbol, **more: Any) -> None:
+        if "value" in more:
+            more["value"] = more["value"].quantities
+        self.emit(
+            attention.SoftmaxAttention(
+                op,
+                self._heads(op),
+                self.flags,
+                query.quantities,
+                key.quantities,
+                into.quantities,
+                later=self.later,
+                **more,
+            )
+        )
+
+    def _attend_backward(
+        self, op: Attend, module: AttentionBackward, dy: Symbol, query: Symbol, key: Symbol, value: Symbol
+    ) -> tuple[Symbol | None, ...]:
+        heads, num_tokens = self._heads(op), self.num_tokens
+        slots = attention.num_store_slots(op.num_heads, num_tokens, self.geometry.dim_slot)
+        store, dvalue = self.symbol("stored weights", slots), self.symbol("value gradient", len(value))
+        self._attend(op, query, key, store)
+        self.emit(attention.ReadStore(heads, store.quantities, dy.quantities, dvalue.quantities, num_tokens=num_tokens))
+        scores = module.scores
+        if scores is None:
+            return None, None, dvalue
+        unit, long_query, length = dy, query, None
+        if scores.length is not None:
+            unit, length, _ = scores.length(dy)
+            long_query = self._gated(query, length, tokenwise.Gated())
+        # The store now keeps the difference of two softmaxes whose scores are perturbed by +-h dy_t . v_u.
+        change = self.symbol("stored change", slots)
+        for sign in (1.0, -1.0):
+            extra = (unit.quantities, value.quantities, sign * scores.step)
+            self._attend(op, query, key, change, extra=extra, factor=sign)
+        dquery, dkey = self.symbol("query gradient", len(query)), self.symbol("key gradient", len(key))
+        factor = op.scale / (2 * scores.step)
+        for kind, values, into in ((attention.ApplyStore, key, dquery), (attention.ReadStore, long_query, dkey)):
+            self.emit(
+                kind(heads, change.quantities, values.quantities, into.quantities, num_tokens=num_tokens, factor=factor)
+            )
+        if length is not None:
+            dquery = self._gated(dquery, length, tokenwise.Gated())
+        dquery, dkey = self._turned(op, (dquery, dkey), inverse=True)
+        return dquery, dkey, dvalue
+
+    # What only executors of numbers can do.
+
+    def move(self, x: Symbol, device: torch.device) -> NoReturn:
+        raise AssertionError("a model that is spread over devices is refused before it is compiled")
+
+    def plain(self, stream: Symbol) -> NoReturn:
+        raise AssertionError("a symbol holds no numbers")
+
+    def stream(self, tensor: Tensor, like: Symbol) -> NoReturn:
+        raise AssertionError("a symbol holds no numbers")
+
+    def updates_of(self, op: Op | Join, row: int | None = None) -> NoReturn:
+        raise AssertionError("a symbol holds no numbers")
+
+
+def quarter_turn(rotary: Rotary, head_dim: int, width: int, dtype: torch.dtype) -> Tensor:
+    """R: the first of each pair of coordinates gets minus the second, the second the first; others get nothing."""
+    half = len(rotary.inverse_frequencies)
+    pairs = torch.arange(half)
+    first, second = (2 * pairs, 2 * pairs + 1) if rotary.interleaved else (pairs, pairs + half)
+    matrix = torch.zeros(width, width, dtype=dtype)
+    for start in range(0, width - head_dim + 1, head_dim):
+        matrix[start + first, start + second] = -1
+        matrix[start + second, start + first] = 1
+    return matrix
+
+
+def allocate(program: Program, *, keep: Sequence[Quantity]) -> tuple[list[Layer], dict[Quantity, int], int]:
+    """Slots by liveness: the layers that are needed with those that clear slots, where each quantity stands, and how
+    many slots there are.
+    """
+    layers = _needed(program.layers, keep)
+    last = {quantity: index for index, layer in enumerate(layers) for quantity in (*layer.reads, *layer.writes)}
+    last.update(dict.fromkeys(keep, len(layers)))
+    read = {quantity for layer in layers for quantity in layer.reads} | set(keep)
+    slots: dict[Quantity, int] = {}
+    for quantities in program.given.values():
+        slots.update((quantity, len(slots) + i) for i, quantity in enumerate(quantities))
+    num_slots = len(slots)
+    clean: list[int] = []
+    dirty: list[int] = []
+    result: list[Layer] = []
+    for index, layer in enumerate(layers):
+        for quantity in dict.fromkeys(layer.writes):
+            if quantity in slots or quantity not in read:
+                continue
+            if not clean and dirty:
+                # All of them at once: a layer that clears is cheap in width and dear in depth.
+                result.append(_clear(sorted(dirty), layer))
+                clean, dirty = sorted(dirty, reverse=True), []
+            if not clean:
+                clean.append(num_slots)
+                num_slots += 1
+            slots[quantity] = clean.pop()
+        layer.place(slots)
+        result.append(layer)
+        dirty += [
+            slots[quantity]
+            for quantity in dict.fromkeys((*layer.reads, *layer.writes))
+            if quantity in slots and last[quantity] == index
+        ]
+    return result, slots, num_slots
+
+
+def _needed(layers: Sequence[Layer], keep: Sequence[Quantity]) -> list[Layer]:
+    """Without the layers whose results nobody reads; what changes the prefix is always needed."""
+    wanted = set(keep)
+    needed: list[Layer] = []
+    for layer in reversed(layers):
+        if not layer.writes or any(quantity in wanted for quantity in layer.writes):
+            needed.append(layer)
+            wanted.update(layer.reads)
+    return needed[::-1]
+
+
+def _clear(slots: list[int], before: Layer) -> Layer:
+    """x - x = 0, exactly."""
+    layer = LinearMap((), (), [Term(i, i, -1.0) for i in range(len(slots))])
+    layer.read_slots, layer.write_slots = slots, list(slots)
+    layer.stage, layer.op = before.stage, "clear"
+    return layer

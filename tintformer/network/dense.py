@@ -1,0 +1,344 @@
+"""The same layers as a textbook has them: every map a full matrix over the whole stream, attention over all tokens.
+
+e is one tensor `[B, L, dim]`, L = P + T. Equal to the structured layers but for round-off; for tiny models, to show
+that nothing else happens there. Each kind of layer says here where the entries of its maps stand.
+"""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from itertools import product
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from tintformer.network import attention_layers as attention
+from tintformer.network.attention_layers import Heads
+from tintformer.network.flags import SEGMENT_KEY, SEGMENT_QUERY, coordinate
+from tintformer.network.layers import Layer, LinearMap, TokenLayer
+from tintformer.network.stream import Frame, Stream
+from tintformer.simulator.primitives.tokenwise import constant
+
+Embedding = Float[Tensor, "B L dim"]
+
+
+class Dense(nn.Module):
+    """A layer of the one tensor; what it stands for is `layer`."""
+
+    def __init__(self, layer: Layer):
+        super().__init__()
+        self.stage, self.op = layer.stage, layer.op
+
+
+class DenseLinear(Dense):
+    """e + e A."""
+
+    def __init__(self, layer: LinearMap, frame: Frame, dtype: torch.dtype):
+        super().__init__(layer)
+        basis = torch.eye(frame.dim, dtype=dtype)[None]
+        columns = layer.compute(*(basis[..., frame.text_slot(slot)] for slot in layer.read_slots))
+        matrix = torch.zeros(frame.dim, frame.dim, dtype=dtype)
+        for slot, column in zip(layer.write_slots, columns, strict=True):
+            if slot is not None:
+                matrix[:, frame.text_slot(slot)] += column[0]
+        self.matrix = constant(matrix)
+
+    def forward(self, e: Embedding) -> Embedding:
+        return e + e @ self.matrix
+
+
+class DenseToken(Dense):
+    """e + f(e A) B: a unit between two linear maps."""
+
+    def __init__(self, layer: TokenLayer, frame: Frame, dtype: torch.dtype):
+        super().__init__(layer)
+        self.layer = layer
+        self.into = constant(_select(layer.read_slots, frame, dtype))
+        self.out = constant(_select(layer.write_slots, frame, dtype).mT.contiguous())
+
+    def forward(self, e: Embedding) -> Embedding:
+        regions = (e @ self.into).chunk(len(self.layer.read_slots), dim=-1)
+        return e + torch.cat(tuple(self.layer.compute(*regions)), dim=-1) @ self.out
+
+
+def _select(slots: list[Any], frame: Frame, dtype: torch.dtype) -> Float[Tensor, "dim slots_times_W"]:
+    matrix = torch.zeros(frame.dim, len(slots) * frame.width, dtype=dtype)
+    for number, slot in enumerate(slots):
+        if slot is not None:
+            matrix[frame.text_slot(slot), number * frame.width : (number + 1) * frame.width] = torch.eye(frame.width)
+    return matrix
+
+
+class DenseAttention(Dense):
+    """e + sum_u f(q_t . k_u) v_u O by head; q, k and v are linear maps of e plus a positional term each."""
+
+    def __init__(
+        self, layer: Layer, frame: Frame, dtype: torch.dtype, *, heads: int, key: int, value: int, softmax: bool = False
+    ):
+        super().__init__(layer)
+
+        def zeros(*shape: int) -> nn.Parameter:
+            return constant(torch.zeros(*shape, dtype=dtype))
+
+        self.query, self.key, self.value = (zeros(frame.dim, heads, width) for width in (key, key, value))
+        self.at_query, self.at_key, self.at_value = (zeros(frame.length, heads, width) for width in (key, key, value))
+        self.output = zeros(heads, value, frame.dim)
+        self.softmax = softmax
+        self.visible: list[tuple[nn.Parameter, nn.Parameter]] = []
+        """Features of both sides whose product is negative where a token must not be seen."""
+        self.order: nn.Parameter | None = None
+
+    def forward(self, e: Embedding) -> Embedding:
+        query, key, value = (
+            torch.einsum("btd,dhk->bhtk", e, weight) + position.transpose(0, 1)
+            for weight, position in (
+                (self.query, self.at_query),
+                (self.key, self.at_key),
+                (self.value, self.at_value),
+            )
+        )
+        scores = query @ key.mT
+        if self.order is not None:
+            hidden = self.order
+            for asking, answering in self.visible:
+                hidden = hidden | ((e @ asking) @ (e @ answering).mT < 0)
+            scores = scores.masked_fill(hidden[:, None] if hidden.dim() == 3 else hidden, torch.finfo(e.dtype).min)
+            scores = scores.softmax(-1)
+        return e + torch.einsum("bhtv,hvd->btd", scores @ value, self.output)
+
+
+@singledispatch
+def dense(layer: Layer, frame: Frame, dtype: torch.dtype) -> Dense:
+    """The dense form of a layer."""
+    raise AssertionError(f"{type(layer).__name__} has no dense form")
+
+
+dense.register(LinearMap, DenseLinear)
+dense.register(TokenLayer, DenseToken)
+
+
+def _eye(width: int) -> Tensor:
+    return torch.eye(width, dtype=torch.float64)
+
+
+def _pieces(matrix: attention.Matrix, frame: Frame) -> Any:
+    """Heads of a matrix: number, output piece, input piece, slot, and the one-hot positions of its prefix tokens."""
+    rows = frame.width // frame.stack
+    start = frame.block(matrix.block).start
+    numbers = product(range(matrix.num_out), range(matrix.num_in), range(frame.stack))
+    for head, (m, n, s) in enumerate(numbers):
+        first = start + (m * matrix.num_in + n) * rows
+        yield head, m, n, slice(s * rows, (s + 1) * rows), frame.weight_slot(s), slice(first, first + rows)
+
+
+def _matrix_heads(layer: Any, frame: Frame, dtype: torch.dtype, **widths: int) -> DenseAttention:
+    heads = layer.matrix.num_out * layer.matrix.num_in * frame.stack
+    return DenseAttention(layer, frame, dtype, heads=heads, **widths)
+
+
+@dense.register
+def _(layer: attention.LinearForward, frame: Frame, dtype: torch.dtype) -> Dense:
+    rows = frame.width // frame.stack
+    result = _matrix_heads(layer, frame, dtype, key=frame.width, value=rows)
+    flag, *inputs = layer.read_slots
+    for head, m, n, part, weights, tokens in _pieces(layer.matrix, frame):
+        _read_input(result.query, layer.matrix, head, n, inputs, flag, frame)
+        result.key[weights, head] = _eye(frame.width).to(dtype)
+        result.at_value[tokens, head] = _eye(rows).to(dtype)
+        result.output[head][:, frame.text_slot(_slot(layer, m))][:, part] = _eye(rows).to(dtype)
+    return result
+
+
+@dense.register
+def _(layer: attention.LinearBackward, frame: Frame, dtype: torch.dtype) -> Dense:
+    rows = frame.width // frame.stack
+    result = _matrix_heads(layer, frame, dtype, key=rows, value=frame.width)
+    for head, m, n, part, weights, tokens in _pieces(layer.matrix, frame):
+        result.query[frame.text_slot(layer.read_slots[m])][part, head] = _eye(rows).to(dtype)
+        result.at_key[tokens, head] = _eye(rows).to(dtype)
+        result.value[weights, head] = _eye(frame.width).to(dtype)
+        result.output[head][:, frame.text_slot(_slot(layer, n))].fill_diagonal_(1)[layer.width :] = 0
+    return result
+
+
+@dense.register
+def _(layer: attention.LinearDescent, frame: Frame, dtype: torch.dtype) -> Dense:
+    rows = frame.width // frame.stack
+    result = _matrix_heads(layer, frame, dtype, key=rows, value=frame.width)
+    flag, *regions = layer.read_slots
+    inputs, gradients = regions[: layer.matrix.num_in], regions[layer.matrix.num_in :]
+    for head, m, n, part, weights, tokens in _pieces(layer.matrix, frame):
+        result.at_query[tokens, head] = _eye(rows).to(dtype)
+        result.key[frame.text_slot(gradients[m])][part, head] = _eye(rows).to(dtype)
+        _read_input(result.value, layer.matrix, head, n, inputs, flag, frame)
+        result.output[head][:, weights] = _eye(frame.width).to(dtype) * -layer.learning_rate
+    return result
+
+
+def _read_input(
+    port: Tensor, matrix: attention.Matrix, head: int, piece: int, inputs: list[int], flag: int, frame: Frame
+) -> None:
+    """A piece of the input, and the constant where the bias is read."""
+    port[frame.text_slot(inputs[piece]), head] = _eye(frame.width).to(port.dtype)
+    if matrix.bias is not None and piece == 0:
+        port[frame.text_slot(flag).start + coordinate("text"), head, matrix.bias] += 1
+
+
+def _slot(layer: Layer, number: int) -> int:
+    slot = layer.write_slots[number]
+    assert slot is not None, "linear layers and attention are left out where nobody reads them"
+    return slot
+
+
+@dense.register
+def _(layer: attention.ReadRows, frame: Frame, dtype: torch.dtype) -> Dense:
+    tokens = frame.block(layer.block)
+    result = DenseAttention(layer, frame, dtype, heads=tokens.stop - tokens.start, key=1, value=frame.width)
+    for head, slot in enumerate(layer.write_slots):
+        if slot is not None:
+            result.query[frame.text_slot(layer.read_slots[0]).start + coordinate("text"), head] = 1
+            result.at_key[tokens.start + head, head] = 1
+            result.value[frame.weight_slot(0), head] = _eye(frame.width).to(dtype)
+            result.output[head][:, frame.text_slot(slot)] = _eye(frame.width).to(dtype)
+    return result
+
+
+@dense.register
+def _(layer: attention.RowDescent, frame: Frame, dtype: torch.dtype) -> Dense:
+    result = DenseAttention(layer, frame, dtype, heads=len(layer.rows), key=1, value=frame.width)
+    for head, (row, slot) in enumerate(zip(layer.rows, layer.read_slots, strict=True)):
+        result.at_query[frame.block(layer.block).start + row, head] = 1
+        result.at_key[frame.num_prefix :, head] = 1
+        result.value[frame.text_slot(slot), head] = _eye(frame.width).to(dtype)
+        result.output[head][:, frame.weight_slot(0)] = _eye(frame.width).to(dtype) * -layer.learning_rate
+    return result
+
+
+@dense.register
+def _(layer: attention.NextToken, frame: Frame, dtype: torch.dtype) -> Dense:
+    result = DenseAttention(layer, frame, dtype, heads=1, key=frame.num_tokens, value=frame.width)
+    result.at_query[frame.num_prefix :, 0] = layer.following.to(dtype)
+    result.at_key[frame.num_prefix :, 0] = _eye(frame.num_tokens).to(dtype)
+    result.value[frame.text_slot(layer.read_slots[0]), 0] = _eye(frame.width).to(dtype)
+    result.output[0][:, frame.text_slot(_slot(layer, 0))] = -_eye(frame.width).to(dtype)
+    return result
+
+
+# The auxiliary's own attention.
+
+
+def _coordinates(heads: Heads, slots: list[int], head: int, frame: Frame) -> slice:
+    """Where a head of a value stands in the stream."""
+    start = frame.text_slot(slots[head // heads.in_piece]).start + head % heads.in_piece * heads.dim
+    return slice(start, start + heads.dim)
+
+
+def _store_coordinates(slots: list[int], head: int, frame: Frame) -> Tensor:
+    """Where a token keeps the attention weights of a head."""
+    flat = head * frame.num_tokens + torch.arange(frame.num_tokens)
+    starts = torch.tensor([frame.text_slot(slot).start for slot in slots])
+    return starts[flat // frame.width] + flat % frame.width
+
+
+@dense.register
+def _(layer: attention.SoftmaxAttention, frame: Frame, dtype: torch.dtype) -> Dense:
+    flags, query, key, value, extra_query, extra_key = attention.groups(layer.read_slots, layer.sizes)
+    asking, answering = layer.heads
+    slopes = None if layer.slopes is None else layer.slopes.flatten()
+    # Content, perturbation, and the distance of ALiBi: products side by side are added.
+    width = asking.dim * (2 if extra_query else 1) + (slopes is not None)
+    result = DenseAttention(
+        layer, frame, dtype, heads=asking.count, key=width, value=asking.dim if value else frame.num_tokens
+    )
+    writes = [_slot(layer, number) for number in range(len(layer.write_slots))]
+    shared = asking.count // answering.count
+    for head in range(asking.count):
+        own, other = head, head // shared
+        pairs = [(query, key, layer.attend.scale)]
+        if extra_query:
+            pairs.append((extra_query, extra_key, layer.extra_factor))
+        for number, (left, right, factor) in enumerate(pairs):
+            part = slice(number * asking.dim, (number + 1) * asking.dim)
+            result.query[_coordinates(asking, left, own, frame), head, part] = factor * _eye(asking.dim).to(dtype)
+            result.key[_coordinates(answering, right, other, frame), head, part] = _eye(asking.dim).to(dtype)
+        if slopes is not None:
+            result.query[_flag(flags, "text", frame), head, -1] = slopes[head]
+            result.key[_flag(flags, "position", frame), head, -1] = 1
+        if value:
+            result.value[_coordinates(answering, value, other, frame), head] = _eye(asking.dim).to(dtype)
+            result.output[head][:, _coordinates(asking, writes, own, frame)] = _eye(asking.dim).to(dtype)
+        else:
+            result.at_value[frame.num_prefix :, head] = _eye(frame.num_tokens).to(dtype)
+            result.output[head][:, _store_coordinates(writes, own, frame)] = layer.factor * _eye(frame.num_tokens).to(
+                dtype
+            )
+    _see(result, layer, flags, frame, dtype)
+    return result
+
+
+def _see(result: DenseAttention, layer: attention.SoftmaxAttention, flags: list[int], frame: Frame, dtype: Any) -> None:
+    """Text sees earlier text, a prefix token itself alone; and what the coordinates of the flags say."""
+    order = ~torch.eye(frame.length, dtype=torch.bool)
+    order[frame.num_prefix :, frame.num_prefix :] = layer.later
+    result.order = constant(order)
+
+    def port(features: dict[str, tuple[int, float]]) -> nn.Parameter:
+        table = torch.zeros(frame.dim, 4, dtype=dtype)
+        for name, (feature, factor) in features.items():
+            table[_flag(flags, name, frame), feature] = factor
+        return constant(table)
+
+    result.visible.append((port(SEGMENT_QUERY), port(SEGMENT_KEY)))
+    if layer.attend.window is not None:
+        query = torch.zeros(frame.dim, 2, dtype=dtype)
+        key = torch.zeros(frame.dim, 2, dtype=dtype)
+        query[_flag(flags, "text", frame), 0], query[_flag(flags, "distance", frame), 0] = layer.attend.window - 1, -1
+        key[_flag(flags, "text", frame), 0] = 1
+        query[_flag(flags, "text", frame), 1], key[_flag(flags, "distance", frame), 1] = 1, 1
+        result.visible.append((constant(query), constant(key)))
+
+
+def _flag(flags: list[int], name: str, frame: Frame) -> int:
+    number = coordinate(name)
+    return frame.text_slot(flags[number // frame.width]).start + number % frame.width
+
+
+@dense.register
+def _(layer: attention.ReadStore, frame: Frame, dtype: torch.dtype) -> Dense:
+    store, values = attention.groups(layer.read_slots, layer.sizes)
+    asking, answering = layer.heads
+    writes = [_slot(layer, number) for number in range(len(layer.write_slots))]
+    result = DenseAttention(layer, frame, dtype, heads=asking.count, key=frame.num_tokens, value=asking.dim)
+    for head in range(asking.count):
+        other = head // (asking.count // answering.count)
+        result.at_query[frame.num_prefix :, head] = _eye(frame.num_tokens).to(dtype)
+        result.key[_store_coordinates(store, head, frame), head] = _eye(frame.num_tokens).to(dtype)
+        result.value[_coordinates(asking, values, head, frame), head] = _eye(asking.dim).to(dtype)
+        result.output[head][:, _coordinates(answering, writes, other, frame)] = layer.factor * _eye(asking.dim).to(
+            dtype
+        )
+    return result
+
+
+@dense.register
+def _(layer: attention.ApplyStore, frame: Frame, dtype: torch.dtype) -> Dense:
+    store, values = attention.groups(layer.read_slots, layer.sizes)
+    asking, answering = layer.heads
+    writes = [_slot(layer, number) for number in range(len(layer.write_slots))]
+    result = DenseAttention(layer, frame, dtype, heads=asking.count, key=frame.num_tokens, value=asking.dim)
+    for head in range(asking.count):
+        other = head // (asking.count // answering.count)
+        result.query[_store_coordinates(store, head, frame), head] = _eye(frame.num_tokens).to(dtype)
+        result.at_key[frame.num_prefix :, head] = _eye(frame.num_tokens).to(dtype)
+        result.value[_coordinates(answering, values, other, frame), head] = _eye(asking.dim).to(dtype)
+        result.output[head][:, _coordinates(asking, writes, head, frame)] = layer.factor * _eye(asking.dim).to(dtype)
+    return result
+
+
+def run_dense(layers: list[Dense], e: Stream, frame: Frame) -> Stream:
+    packed = e.pack()
+    for layer in layers:
+        packed = layer(packed)
+    return Stream.unpack(packed, frame)
