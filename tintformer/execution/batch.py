@@ -15,6 +15,7 @@ from typing import TypedDict, Unpack
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.errors import InputError, TintWarning
@@ -158,6 +159,11 @@ class Batch:
             return value[:, :tokens] if rows is None else value[:, :tokens].index_select(0, rows.to(value.device))
 
         return self._with(part)
+
+    def padded(self, num_tokens: int) -> Batch:
+        """The same sequences with padding behind them, up to so many tokens."""
+        missing = num_tokens - self.input_ids.shape[1]
+        return self if missing == 0 else self._with(lambda value: functional.pad(value, (0, missing)))
 
     def on(self, device: torch.device) -> Batch:
         """The same sequences on another device; copied there once."""

@@ -35,6 +35,10 @@ def _construction_knobs() -> tuple[str, ...]:
     return tuple(Construction.__dataclass_fields__)
 
 
+def _network_knobs() -> tuple[str, ...]:
+    return ("max_tokens", "dense", "loop", *_construction_knobs())
+
+
 ENGINES: dict[str, EngineEntry] = {
     "fast": EngineEntry(
         factory="tintformer.engines.fast.FastEngine",
@@ -49,6 +53,9 @@ ENGINES: dict[str, EngineEntry] = {
         title="simulator",
         options=_construction_knobs,
         capabilities=frozenset({"continues"}),
+    ),
+    "network": EngineEntry(
+        factory="tintformer.network.network_engine.NetworkEngine", title="network", options=_network_knobs
     ),
 }
 

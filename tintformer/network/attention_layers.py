@@ -29,7 +29,7 @@ X = TypeVar("X")
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """Where a matrix stands in the prefix: M x N pieces of K tokens each, row s K + j of a piece in slot s of token j."""
+    """Where a matrix stands in the prefix: M x N pieces of K tokens, row s K + j of a piece in slot s of token j."""
 
     block: int
     """Number of the op's prefix tokens."""

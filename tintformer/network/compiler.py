@@ -7,7 +7,7 @@ nobody reads any more gives its slot back, and a slot is cleared, by subtracting
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -29,6 +29,7 @@ from tintformer.network.layers import (
     Term,
     Vocabulary,
 )
+from tintformer.simulator.module_factory import module_name
 from tintformer.simulator.modules.norm import ReadRows, RowDescent
 from tintformer.simulator.modules.self_attention import AttentionBackward
 from tintformer.simulator.pieces import Cut
@@ -105,7 +106,6 @@ class Compiler:
         self.blocks = {name: number for number, name in enumerate(simulator.prefix)}
         self.later = torch.ones(num_tokens, num_tokens, dtype=torch.bool).triu(1)
         self.flags = self._given("flags", -(-len(COORDINATES) // self.geometry.dim_slot))
-        self.saved_matrices: dict[Any, Tensor] = {}
 
     @property
     def flag(self) -> Quantity:
@@ -120,8 +120,7 @@ class Compiler:
 
     def new(self, name: str, count: int) -> tuple[Quantity, ...]:
         """Quantities that a layer is about to write."""
-        where = f"{self.op} {name}"
-        return tuple(Quantity(where if count == 1 else f"{where} {i + 1}/{count}") for i in range(count))
+        return _numbered(f"{self.op} {name}", count)
 
     def symbol(self, name: str, count: int) -> Symbol:
         return Symbol(self, self.new(name, count))
@@ -333,7 +332,7 @@ class Compiler:
         )
 
     def _prefix(self, op: Linear | Norm) -> Any:
-        name = op.name.replace(".", "/")
+        name = module_name(op.name)
         return SymbolicPrefix(self, self.blocks[name]) if name in self.blocks else None
 
     def _forward_module(self, op: Any) -> Callable[..., Any]:
@@ -435,6 +434,11 @@ class Compiler:
         raise AssertionError("a symbol holds no numbers")
 
 
+def _numbered(name: str, count: int) -> tuple[Quantity, ...]:
+    """The pieces of a value."""
+    return tuple(Quantity(name if count == 1 else f"{name} {number}/{count}") for number in range(1, count + 1))
+
+
 def quarter_turn(rotary: Rotary, head_dim: int, width: int, dtype: torch.dtype) -> Tensor:
     """R: the first of each pair of coordinates gets minus the second, the second the first; others get nothing."""
     half = len(rotary.inverse_frequencies)
@@ -447,41 +451,91 @@ def quarter_turn(rotary: Rotary, head_dim: int, width: int, dtype: torch.dtype) 
     return matrix
 
 
-def allocate(program: Program, *, keep: Sequence[Quantity]) -> tuple[list[Layer], dict[Quantity, int], int]:
-    """Slots by liveness: the layers that are needed with those that clear slots, where each quantity stands, and how
-    many slots there are.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """Layers with their slots."""
+
+    layers: list[Layer]
+    """In order, with those that clear slots; a loop's body stands there once for every step."""
+    slots: dict[Quantity, int]
+    num_slots: int
+
+
+def allocate(program: Program, *, keep: Sequence[Quantity], num_loops: int = 1) -> Allocation:
+    """Slots by liveness; `keep` are read behind the last layer. With loops, the layers of step 1 run that often."""
     layers = _needed(program.layers, keep)
-    last = {quantity: index for index, layer in enumerate(layers) for quantity in (*layer.reads, *layer.writes)}
-    last.update(dict.fromkeys(keep, len(layers)))
-    read = {quantity for layer in layers for quantity in layer.reads} | set(keep)
-    slots: dict[Quantity, int] = {}
-    for quantities in program.given.values():
-        slots.update((quantity, len(slots) + i) for i, quantity in enumerate(quantities))
-    num_slots = len(slots)
-    clean: list[int] = []
-    dirty: list[int] = []
-    result: list[Layer] = []
-    for index, layer in enumerate(layers):
-        for quantity in dict.fromkeys(layer.writes):
-            if quantity in slots or quantity not in read:
-                continue
-            if not clean and dirty:
-                # All of them at once: a layer that clears is cheap in width and dear in depth.
-                result.append(_clear(sorted(dirty), layer))
-                clean, dirty = sorted(dirty, reverse=True), []
-            if not clean:
-                clean.append(num_slots)
-                num_slots += 1
-            slots[quantity] = clean.pop()
-        layer.place(slots)
-        result.append(layer)
-        dirty += [
-            slots[quantity]
-            for quantity in dict.fromkeys((*layer.reads, *layer.writes))
-            if quantity in slots and last[quantity] == index
-        ]
-    return result, slots, num_slots
+    allocator = _Allocator(program, layers, keep)
+    starts = [index for index, layer in enumerate(layers) if layer.stage.step is not None]
+    if num_loops == 1 or not starts:
+        result = allocator.place(layers)
+    else:
+        first, behind = starts[0], starts[-1] + 1
+        # The body must find every slot as it found it the first time: what it reads of before stays until it has run
+        # for the last time, and all other slots are clean when it begins and when it ends.
+        given = {quantity for quantities in program.given.values() for quantity in quantities}
+        earlier = given.union(*(layer.writes for layer in layers[:first]))
+        read = {quantity for layer in layers[first:behind] for quantity in layer.reads}
+        allocator.keep_until(behind - 1, earlier & read)
+        below = allocator.place(layers[:first])
+        below += allocator.clear(layers[first].stage)
+        body = allocator.place(layers[first:behind], first)
+        body += allocator.clear(layers[behind - 1].stage)
+        result = below + body * num_loops + allocator.place(layers[behind:], behind)
+    return Allocation(layers=result, slots=allocator.slots, num_slots=allocator.num_slots)
+
+
+class _Allocator:
+    """Gives slots to quantities: one that is clean, or a new one."""
+
+    def __init__(self, program: Program, layers: Sequence[Layer], keep: Sequence[Quantity]):
+        self.last = {
+            quantity: index for index, layer in enumerate(layers) for quantity in (*layer.reads, *layer.writes)
+        }
+        self.last.update(dict.fromkeys(keep, len(layers)))
+        self.read = {quantity for layer in layers for quantity in layer.reads} | set(keep)
+        self.slots: dict[Quantity, int] = {}
+        for quantities in program.given.values():
+            for quantity in quantities:
+                self.slots[quantity] = len(self.slots)
+        self.num_slots = len(self.slots)
+        self.clean: list[int] = []
+        self.dirty: list[Quantity] = []
+
+    def keep_until(self, index: int, quantities: Iterable[Quantity]) -> None:
+        """Have quantities keep their slots at least until a layer."""
+        for quantity in quantities:
+            self.last[quantity] = max(self.last[quantity], index)
+
+    def place(self, layers: Sequence[Layer], first: int = 0) -> list[Layer]:
+        """Give slots to what layers write; a quantity that nobody reads gets none."""
+        result: list[Layer] = []
+        for index, layer in enumerate(layers, first):
+            for quantity in dict.fromkeys(layer.writes):
+                if quantity in self.slots or quantity not in self.read:
+                    continue
+                if not self.clean and self.dirty:
+                    # All of them at once: clearing costs depth, and a new slot costs width.
+                    result += self.clear(layer.stage)
+                if not self.clean:
+                    self.clean.append(self.num_slots)
+                    self.num_slots += 1
+                self.slots[quantity] = self.clean.pop()
+            layer.place(self.slots)
+            result.append(layer)
+            used = dict.fromkeys((*layer.reads, *layer.writes))
+            self.dirty += [each for each in used if each in self.slots and self.last[each] == index]
+        return result
+
+    def clear(self, stage: Stage) -> list[Layer]:
+        """A layer that clears what nobody reads any more: x - x = 0, exactly."""
+        if not self.dirty:
+            return []
+        layer = LinearMap(self.dirty, self.dirty, [Term(i, i, -1.0) for i in range(len(self.dirty))])
+        layer.stage, layer.op = stage, "clear"
+        layer.place(self.slots)
+        self.clean = sorted((*self.clean, *(self.slots[each] for each in self.dirty)), reverse=True)
+        self.dirty = []
+        return [layer]
 
 
 def _needed(layers: Sequence[Layer], keep: Sequence[Quantity]) -> list[Layer]:
@@ -493,11 +547,3 @@ def _needed(layers: Sequence[Layer], keep: Sequence[Quantity]) -> list[Layer]:
             needed.append(layer)
             wanted.update(layer.reads)
     return needed[::-1]
-
-
-def _clear(slots: list[int], before: Layer) -> Layer:
-    """x - x = 0, exactly."""
-    layer = LinearMap((), (), [Term(i, i, -1.0) for i in range(len(slots))])
-    layer.read_slots, layer.write_slots = slots, list(slots)
-    layer.stage, layer.op = before.stage, "clear"
-    return layer

@@ -18,10 +18,15 @@ from tintformer.network import attention_layers as attention
 from tintformer.network.attention_layers import Heads
 from tintformer.network.flags import SEGMENT_KEY, SEGMENT_QUERY, coordinate
 from tintformer.network.layers import Layer, LinearMap, TokenLayer
-from tintformer.network.stream import Frame, Stream
+from tintformer.network.stream import Frame
 from tintformer.simulator.primitives.tokenwise import constant
 
 Embedding = Float[Tensor, "B L dim"]
+
+
+def eye(width: int) -> Float[Tensor, "width width"]:
+    """An identity in float64, so that a factor keeps its digits until it is stored."""
+    return torch.eye(width, dtype=torch.float64)
 
 
 class Dense(nn.Module):
@@ -67,7 +72,7 @@ def _select(slots: list[Any], frame: Frame, dtype: torch.dtype) -> Float[Tensor,
     matrix = torch.zeros(frame.dim, len(slots) * frame.width, dtype=dtype)
     for number, slot in enumerate(slots):
         if slot is not None:
-            matrix[frame.text_slot(slot), number * frame.width : (number + 1) * frame.width] = torch.eye(frame.width)
+            matrix[frame.text_slot(slot), number * frame.width : (number + 1) * frame.width] = eye(frame.width)
     return matrix
 
 
@@ -110,17 +115,13 @@ class DenseAttention(Dense):
 
 
 @singledispatch
-def dense(layer: Layer, frame: Frame, dtype: torch.dtype) -> Dense:
+def dense_form(layer: Layer, frame: Frame, dtype: torch.dtype) -> Dense:
     """The dense form of a layer."""
     raise AssertionError(f"{type(layer).__name__} has no dense form")
 
 
-dense.register(LinearMap, DenseLinear)
-dense.register(TokenLayer, DenseToken)
-
-
-def _eye(width: int) -> Tensor:
-    return torch.eye(width, dtype=torch.float64)
+dense_form.register(LinearMap, DenseLinear)
+dense_form.register(TokenLayer, DenseToken)
 
 
 def _pieces(matrix: attention.Matrix, frame: Frame) -> Any:
@@ -138,42 +139,42 @@ def _matrix_heads(layer: Any, frame: Frame, dtype: torch.dtype, **widths: int) -
     return DenseAttention(layer, frame, dtype, heads=heads, **widths)
 
 
-@dense.register
+@dense_form.register
 def _(layer: attention.LinearForward, frame: Frame, dtype: torch.dtype) -> Dense:
     rows = frame.width // frame.stack
     result = _matrix_heads(layer, frame, dtype, key=frame.width, value=rows)
     flag, *inputs = layer.read_slots
     for head, m, n, part, weights, tokens in _pieces(layer.matrix, frame):
         _read_input(result.query, layer.matrix, head, n, inputs, flag, frame)
-        result.key[weights, head] = _eye(frame.width).to(dtype)
-        result.at_value[tokens, head] = _eye(rows).to(dtype)
-        result.output[head][:, frame.text_slot(_slot(layer, m))][:, part] = _eye(rows).to(dtype)
+        result.key[weights, head] = eye(frame.width)
+        result.at_value[tokens, head] = eye(rows)
+        result.output[head][:, frame.text_slot(_slot(layer, m))][:, part] = eye(rows)
     return result
 
 
-@dense.register
+@dense_form.register
 def _(layer: attention.LinearBackward, frame: Frame, dtype: torch.dtype) -> Dense:
     rows = frame.width // frame.stack
     result = _matrix_heads(layer, frame, dtype, key=rows, value=frame.width)
     for head, m, n, part, weights, tokens in _pieces(layer.matrix, frame):
-        result.query[frame.text_slot(layer.read_slots[m])][part, head] = _eye(rows).to(dtype)
-        result.at_key[tokens, head] = _eye(rows).to(dtype)
-        result.value[weights, head] = _eye(frame.width).to(dtype)
+        result.query[frame.text_slot(layer.read_slots[m])][part, head] = eye(rows)
+        result.at_key[tokens, head] = eye(rows)
+        result.value[weights, head] = eye(frame.width)
         result.output[head][:, frame.text_slot(_slot(layer, n))].fill_diagonal_(1)[layer.width :] = 0
     return result
 
 
-@dense.register
+@dense_form.register
 def _(layer: attention.LinearDescent, frame: Frame, dtype: torch.dtype) -> Dense:
     rows = frame.width // frame.stack
     result = _matrix_heads(layer, frame, dtype, key=rows, value=frame.width)
     flag, *regions = layer.read_slots
     inputs, gradients = regions[: layer.matrix.num_in], regions[layer.matrix.num_in :]
     for head, m, n, part, weights, tokens in _pieces(layer.matrix, frame):
-        result.at_query[tokens, head] = _eye(rows).to(dtype)
-        result.key[frame.text_slot(gradients[m])][part, head] = _eye(rows).to(dtype)
+        result.at_query[tokens, head] = eye(rows)
+        result.key[frame.text_slot(gradients[m])][part, head] = eye(rows)
         _read_input(result.value, layer.matrix, head, n, inputs, flag, frame)
-        result.output[head][:, weights] = _eye(frame.width).to(dtype) * -layer.learning_rate
+        result.output[head][:, weights] = eye(frame.width) * -layer.learning_rate
     return result
 
 
@@ -181,7 +182,7 @@ def _read_input(
     port: Tensor, matrix: attention.Matrix, head: int, piece: int, inputs: list[int], flag: int, frame: Frame
 ) -> None:
     """A piece of the input, and the constant where the bias is read."""
-    port[frame.text_slot(inputs[piece]), head] = _eye(frame.width).to(port.dtype)
+    port[frame.text_slot(inputs[piece]), head] = eye(frame.width)
     if matrix.bias is not None and piece == 0:
         port[frame.text_slot(flag).start + coordinate("text"), head, matrix.bias] += 1
 
@@ -192,7 +193,7 @@ def _slot(layer: Layer, number: int) -> int:
     return slot
 
 
-@dense.register
+@dense_form.register
 def _(layer: attention.ReadRows, frame: Frame, dtype: torch.dtype) -> Dense:
     tokens = frame.block(layer.block)
     result = DenseAttention(layer, frame, dtype, heads=tokens.stop - tokens.start, key=1, value=frame.width)
@@ -200,29 +201,29 @@ def _(layer: attention.ReadRows, frame: Frame, dtype: torch.dtype) -> Dense:
         if slot is not None:
             result.query[frame.text_slot(layer.read_slots[0]).start + coordinate("text"), head] = 1
             result.at_key[tokens.start + head, head] = 1
-            result.value[frame.weight_slot(0), head] = _eye(frame.width).to(dtype)
-            result.output[head][:, frame.text_slot(slot)] = _eye(frame.width).to(dtype)
+            result.value[frame.weight_slot(0), head] = eye(frame.width)
+            result.output[head][:, frame.text_slot(slot)] = eye(frame.width)
     return result
 
 
-@dense.register
+@dense_form.register
 def _(layer: attention.RowDescent, frame: Frame, dtype: torch.dtype) -> Dense:
     result = DenseAttention(layer, frame, dtype, heads=len(layer.rows), key=1, value=frame.width)
     for head, (row, slot) in enumerate(zip(layer.rows, layer.read_slots, strict=True)):
         result.at_query[frame.block(layer.block).start + row, head] = 1
         result.at_key[frame.num_prefix :, head] = 1
-        result.value[frame.text_slot(slot), head] = _eye(frame.width).to(dtype)
-        result.output[head][:, frame.weight_slot(0)] = _eye(frame.width).to(dtype) * -layer.learning_rate
+        result.value[frame.text_slot(slot), head] = eye(frame.width)
+        result.output[head][:, frame.weight_slot(0)] = eye(frame.width) * -layer.learning_rate
     return result
 
 
-@dense.register
+@dense_form.register
 def _(layer: attention.NextToken, frame: Frame, dtype: torch.dtype) -> Dense:
     result = DenseAttention(layer, frame, dtype, heads=1, key=frame.num_tokens, value=frame.width)
     result.at_query[frame.num_prefix :, 0] = layer.following.to(dtype)
-    result.at_key[frame.num_prefix :, 0] = _eye(frame.num_tokens).to(dtype)
-    result.value[frame.text_slot(layer.read_slots[0]), 0] = _eye(frame.width).to(dtype)
-    result.output[0][:, frame.text_slot(_slot(layer, 0))] = -_eye(frame.width).to(dtype)
+    result.at_key[frame.num_prefix :, 0] = eye(frame.num_tokens)
+    result.value[frame.text_slot(layer.read_slots[0]), 0] = eye(frame.width)
+    result.output[0][:, frame.text_slot(_slot(layer, 0))] = -eye(frame.width)
     return result
 
 
@@ -242,7 +243,7 @@ def _store_coordinates(slots: list[int], head: int, frame: Frame) -> Tensor:
     return starts[flat // frame.width] + flat % frame.width
 
 
-@dense.register
+@dense_form.register
 def _(layer: attention.SoftmaxAttention, frame: Frame, dtype: torch.dtype) -> Dense:
     flags, query, key, value, extra_query, extra_key = attention.groups(layer.read_slots, layer.sizes)
     asking, answering = layer.heads
@@ -261,19 +262,17 @@ def _(layer: attention.SoftmaxAttention, frame: Frame, dtype: torch.dtype) -> De
             pairs.append((extra_query, extra_key, layer.extra_factor))
         for number, (left, right, factor) in enumerate(pairs):
             part = slice(number * asking.dim, (number + 1) * asking.dim)
-            result.query[_coordinates(asking, left, own, frame), head, part] = factor * _eye(asking.dim).to(dtype)
-            result.key[_coordinates(answering, right, other, frame), head, part] = _eye(asking.dim).to(dtype)
+            result.query[_coordinates(asking, left, own, frame), head, part] = factor * eye(asking.dim)
+            result.key[_coordinates(answering, right, other, frame), head, part] = eye(asking.dim)
         if slopes is not None:
             result.query[_flag(flags, "text", frame), head, -1] = slopes[head]
             result.key[_flag(flags, "position", frame), head, -1] = 1
         if value:
-            result.value[_coordinates(answering, value, other, frame), head] = _eye(asking.dim).to(dtype)
-            result.output[head][:, _coordinates(asking, writes, own, frame)] = _eye(asking.dim).to(dtype)
+            result.value[_coordinates(answering, value, other, frame), head] = eye(asking.dim)
+            result.output[head][:, _coordinates(asking, writes, own, frame)] = eye(asking.dim)
         else:
-            result.at_value[frame.num_prefix :, head] = _eye(frame.num_tokens).to(dtype)
-            result.output[head][:, _store_coordinates(writes, own, frame)] = layer.factor * _eye(frame.num_tokens).to(
-                dtype
-            )
+            result.at_value[frame.num_prefix :, head] = eye(frame.num_tokens)
+            result.output[head][:, _store_coordinates(writes, own, frame)] = layer.factor * eye(frame.num_tokens)
     _see(result, layer, flags, frame, dtype)
     return result
 
@@ -305,7 +304,7 @@ def _flag(flags: list[int], name: str, frame: Frame) -> int:
     return frame.text_slot(flags[number // frame.width]).start + number % frame.width
 
 
-@dense.register
+@dense_form.register
 def _(layer: attention.ReadStore, frame: Frame, dtype: torch.dtype) -> Dense:
     store, values = attention.groups(layer.read_slots, layer.sizes)
     asking, answering = layer.heads
@@ -313,16 +312,14 @@ def _(layer: attention.ReadStore, frame: Frame, dtype: torch.dtype) -> Dense:
     result = DenseAttention(layer, frame, dtype, heads=asking.count, key=frame.num_tokens, value=asking.dim)
     for head in range(asking.count):
         other = head // (asking.count // answering.count)
-        result.at_query[frame.num_prefix :, head] = _eye(frame.num_tokens).to(dtype)
-        result.key[_store_coordinates(store, head, frame), head] = _eye(frame.num_tokens).to(dtype)
-        result.value[_coordinates(asking, values, head, frame), head] = _eye(asking.dim).to(dtype)
-        result.output[head][:, _coordinates(answering, writes, other, frame)] = layer.factor * _eye(asking.dim).to(
-            dtype
-        )
+        result.at_query[frame.num_prefix :, head] = eye(frame.num_tokens)
+        result.key[_store_coordinates(store, head, frame), head] = eye(frame.num_tokens)
+        result.value[_coordinates(asking, values, head, frame), head] = eye(asking.dim)
+        result.output[head][:, _coordinates(answering, writes, other, frame)] = layer.factor * eye(asking.dim)
     return result
 
 
-@dense.register
+@dense_form.register
 def _(layer: attention.ApplyStore, frame: Frame, dtype: torch.dtype) -> Dense:
     store, values = attention.groups(layer.read_slots, layer.sizes)
     asking, answering = layer.heads
@@ -330,15 +327,8 @@ def _(layer: attention.ApplyStore, frame: Frame, dtype: torch.dtype) -> Dense:
     result = DenseAttention(layer, frame, dtype, heads=asking.count, key=frame.num_tokens, value=asking.dim)
     for head in range(asking.count):
         other = head // (asking.count // answering.count)
-        result.query[_store_coordinates(store, head, frame), head] = _eye(frame.num_tokens).to(dtype)
-        result.at_key[frame.num_prefix :, head] = _eye(frame.num_tokens).to(dtype)
-        result.value[_coordinates(answering, values, other, frame), head] = _eye(asking.dim).to(dtype)
-        result.output[head][:, _coordinates(asking, writes, head, frame)] = layer.factor * _eye(asking.dim).to(dtype)
+        result.query[_store_coordinates(store, head, frame), head] = eye(frame.num_tokens)
+        result.at_key[frame.num_prefix :, head] = eye(frame.num_tokens)
+        result.value[_coordinates(answering, values, other, frame), head] = eye(asking.dim)
+        result.output[head][:, _coordinates(asking, writes, head, frame)] = layer.factor * eye(asking.dim)
     return result
-
-
-def run_dense(layers: list[Dense], e: Stream, frame: Frame) -> Stream:
-    packed = e.pack()
-    for layer in layers:
-        packed = layer(packed)
-    return Stream.unpack(packed, frame)

@@ -1,7 +1,7 @@
-"""Layers that act within a token: linear maps, gated units, activations, group norms, the feed-forward over the vocabulary.
+"""Layers that act within a token: linear maps, gated units, activations, norms, the feed-forward over the vocabulary.
 
 Each reads text slots and adds what it computes to text slots. All of them are zero where what they read is zero, so
-that prefix tokens, whose text slots are zero, keep them so: whatever is not zero at zero is multiplied by the text flag.
+that prefix tokens, whose text slots are zero, keep them so: what is not zero at zero is multiplied by the text flag.
 B batch, T tokens, W width of a slot, N pieces of a value.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,12 +10,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tintformer.auxiliary.description import Auxiliary
-from tintformer.auxiliary.ops import Weight
+from tintformer.auxiliary.description import Auxiliary, ops
+from tintformer.auxiliary.ops import Norm, Weight
+from tintformer.errors import InputError
 from tintformer.execution import walk
+from tintformer.execution.batch import Batch
 from tintformer.execution.engine import parameter_updates
 from tintformer.network import weights
 from tintformer.network.compiler import Compiler, Program, allocate
+from tintformer.network.dense import dense_form
 from tintformer.network.flags import Flags
 from tintformer.network.layers import Quantity
 from tintformer.network.stream import Frame, Stream
@@ -26,9 +30,23 @@ from tintformer.simulator.simulator import Simulator, build
 from tintformer.storage.loading import load
 
 
-def compile(model: Any, rule: LearningRule, *, max_tokens: int, before: bool = False, **construction: Any) -> Network:
-    """The network that trains `model` by `rule` inside its forward pass, for texts of up to `max_tokens` tokens."""
-    return Network(build(load(model), rule, **construction), max_tokens=max_tokens, before=before)
+def compile(
+    model: Any,
+    rule: LearningRule,
+    *,
+    max_tokens: int,
+    dense: bool = False,
+    loop: bool = False,
+    before: bool = False,
+    **construction: Any,
+) -> Network:
+    """The transformer that trains `model` by `rule` inside its forward pass, for texts of up to `max_tokens` tokens.
+
+    `dense` materialises every map over the whole stream, for tiny models. `loop` runs the layers of one step again for
+    every further step instead of unrolling them. `before` keeps what the model predicts before learning. `construction`
+    are knobs of the simulator that is compiled: `stack`.
+    """
+    return Network(load(model), rule, max_tokens=max_tokens, dense=dense, loop=loop, before=before, **construction)
 
 
 class Embed(nn.Module):
@@ -38,29 +56,29 @@ class Embed(nn.Module):
         super().__init__()
         self.frame, self.dtype = frame, simulator.dtype
         self.slots = {name: [slots[each] for each in given] for name, given in program.given.items()}
-        self.tokens = simulator.embedding
-        self.positions, self.position_offset = simulator.positions, simulator.auxiliary.embedding.position_offset
+        """The text slots of what is given, by its name."""
+        self.tokens, self.positions = simulator.embedding, simulator.positions
+        self.position_offset = simulator.auxiliary.embedding.position_offset
         self.target = Table(simulator.head.rows, dim_slot=frame.width)
         self.rotaries = program.rotaries
         blocks = (weights.to_block(tokens, simulator.geometry) for tokens in simulator.prefix.values())
         self.prefix = nn.ParameterList(map(constant, blocks))
 
     def forward(self, input_ids: Int[Tensor, "B T"], flags: Flags) -> Stream:
-        given = {"flags": flags.table(self.dtype)}
-        if "tokens" in self.slots:
-            given["tokens"] = self.tokens(input_ids)[:, 0]
+        given = {
+            "flags": flags.table(self.dtype),
+            "tokens": self.tokens(input_ids)[:, 0],
+            "target": self.target(input_ids)[:, 0],
+        }
         if self.positions is not None:
             given["positions"] = self.positions(flags.position + self.position_offset)[:, 0]
-        if "target" in self.slots:
-            given["target"] = self.target(input_ids)[:, 0]
         for number, (rotary, head_dim) in enumerate(self.rotaries):
             by, rest = rotation(rotary, flags.position, self.dtype), head_dim - 2 * len(rotary.inverse_frequencies)
             for name, half, other in (("cosines", by.cos, 1.0), ("sines", by.sin, 0.0)):
                 head = half.repeat_interleave(2, -1) if rotary.interleaved else torch.cat((half, half), dim=-1)
                 head = functional.pad(head, (0, rest), value=other)
                 given[f"{name} {number}"] = head.repeat(1, 1, self.frame.width // head_dim)
-        nothing = given["flags"].new_zeros(*input_ids.shape, self.frame.width)
-        text = [nothing] * self.frame.num_slots
+        text = [given["flags"].new_zeros(*input_ids.shape, self.frame.width)] * self.frame.num_slots
         for name, slots in self.slots.items():
             for slot, piece in zip(slots, given[name].split(self.frame.width, dim=-1), strict=True):
                 text[slot] = functional.pad(piece, (0, self.frame.width - piece.shape[-1]))
@@ -74,43 +92,90 @@ class Head(nn.Module):
         super().__init__()
         self.slot, self.unit = slot, unit
 
+    def read(self, e: Stream) -> Float[Tensor, "B T W"]:
+        """The auxiliary's stream at its head's input."""
+        return e.text[self.slot]
+
     def forward(self, e: Stream) -> Float[Tensor, "B T V"]:
-        x = e.text[self.slot]
+        x = self.read(e)
         return self.unit(x.flatten(0, 1)).unflatten(0, x.shape[:2])
 
 
-class Network(nn.Module):
-    """One stream, one sequence, one list of layers."""
+class Packed(nn.Module):
+    """Behind an embedding: the stream as one tensor, for dense layers."""
 
-    def __init__(self, simulator: Simulator, *, max_tokens: int, before: bool = False):
+    def __init__(self, embed: Embed):
         super().__init__()
-        self.auxiliary: Auxiliary = simulator.auxiliary
-        self.rule: LearningRule = simulator.rule
+        self.embed = embed
+        self.prefix = embed.prefix
+
+    def forward(self, input_ids: Int[Tensor, "B T"], flags: Flags) -> Float[Tensor, "B length dim"]:
+        return self.embed(input_ids, flags).pack()
+
+
+class PackedHead(Head):
+    """The head of dense layers."""
+
+    def __init__(self, slot: int, unit: FeedForward, frame: Frame):
+        super().__init__(slot, unit)
+        self.frame = frame
+
+    def read(self, e: Any) -> Float[Tensor, "B T W"]:
+        return e[:, self.frame.num_prefix :, self.frame.text_slot(self.slot)]
+
+
+class Network(nn.Module):
+    """One stream, one sequence, one list of layers: embed, every layer in order, head, and nothing else.
+
+    It holds no state: the stream alone passes from layer to layer, and behind the last one its prefix tokens hold the
+    updated weights.
+    """
+
+    def __init__(
+        self,
+        auxiliary: Auxiliary,
+        rule: LearningRule,
+        *,
+        max_tokens: int,
+        dense: bool = False,
+        loop: bool = False,
+        before: bool = False,
+        **construction: Any,
+    ):
+        super().__init__()
+        _check(auxiliary, rule, max_tokens, loop=loop, before=before)
+        self.auxiliary, self.rule, self.dense = auxiliary, rule, dense
+        simulator = build(auxiliary, rule, **construction)
         self.dtype, self.geometry, self.wired = simulator.dtype, simulator.geometry, simulator.wired
         compiler = Compiler(simulator, num_tokens=max_tokens)
+        num_loops = rule.steps if loop else 1
+        result = walk.train_in_the_pass(compiler, auxiliary, replace(rule, steps=rule.steps // num_loops))
         program = compiler.program
-        result = walk.train_in_the_pass(compiler, simulator.auxiliary, simulator.rule)
-        program.result = result.quantities
-        keep = (*program.result, *(program.before if before else ()))
-        layers, slots, num_slots = allocate(program, keep=keep)
+        keep = (*result.quantities, *(program.before if before else ()))
+        allocation = allocate(program, keep=keep, num_loops=num_loops)
         self.frame = Frame(
             width=self.geometry.dim_slot,
             stack=self.geometry.stack,
-            num_slots=num_slots,
+            num_slots=allocation.num_slots,
             num_tokens=max_tokens,
             blocks=tuple(tokens.numel() // tokens.shape[2] // tokens.shape[5] for tokens in simulator.prefix.values()),
         )
         self.shapes = {name.replace("/", "."): tuple(tokens.shape) for name, tokens in simulator.prefix.items()}
         """Of every op's prefix as the simulator holds it, by op, in the order of the sequence."""
-        self.embed = Embed(simulator, program, slots, self.frame)
-        self.layers: Any = nn.ModuleList(layers)
-        self.head = Head(slots[program.result[0]], simulator.head)
-        self.head_before = Head(slots[program.before[0]], simulator.head) if before else None
-        self.to(simulator.auxiliary.device)
+        self.embed = Embed(simulator, program, allocation.slots, self.frame)
+        self.layers: Any = nn.ModuleList(allocation.layers).to(self.dtype)
+        heads = [
+            Head(allocation.slots[each], simulator.head) if each in keep else None
+            for (each,) in (result.quantities, program.before)
+        ]
+        self.head, self.head_before = heads
+        if dense:
+            self._densify()
+        self.to(auxiliary.device)
         self.eval()
 
     def forward(self, input_ids: Int[Tensor, "B T"], flags: Flags) -> Float[Tensor, "B T V"]:
-        """Logits of the auxiliary after it has learnt from the text."""
+        """Logits of the auxiliary after it has learnt from the text; `flags` are those of `self.flags`."""
         return self.head(self.run(input_ids, flags))
 
     def run(self, input_ids: Int[Tensor, "B T"], flags: Flags) -> Any:
@@ -120,12 +185,44 @@ class Network(nn.Module):
             e = layer(e)
         return e
 
-    def updates(self, e: Stream, row: int) -> dict[str, Tensor]:
+    def flags(self, batch: Batch) -> Flags:
+        """What enters beside the token ids of a batch of `max_tokens` tokens."""
+        return Flags.of(batch, mean=self.rule.reduction == "mean")
+
+    def updates(self, e: Any, row: int = 0) -> dict[str, Tensor]:
         """What one sequence has learnt, read from the prefix tokens: updates by Hugging Face name."""
+        stream = Stream.unpack(e, self.frame) if self.dense else e
         found: dict[Weight, Tensor] = {}
         for number, (name, shape) in enumerate(self.shapes.items()):
-            before, after = self.embed.prefix[number], e.prefix[number]
-            if after is not before:
+            before, after = self.embed.prefix[number], stream.prefix[number]
+            if len(after) > row:  # prefix tokens that all sequences share have not learnt
                 change = weights.from_block(after[row, None] - before, shape, self.geometry)
                 found.update(prefix.read(self.wired[name], change, self.geometry))
         return parameter_updates(found, self.auxiliary, self.rule)
+
+    def _densify(self) -> None:
+        """Every map a full matrix over the whole stream, every attention over all tokens."""
+        forms = {layer: dense_form(layer, self.frame, self.dtype) for layer in dict.fromkeys(self.layers)}
+        self.layers = nn.ModuleList([forms[layer] for layer in self.layers])
+        self.embed = Packed(self.embed)
+        heads = [head and PackedHead(head.slot, head.unit, self.frame) for head in (self.head, self.head_before)]
+        self.head, self.head_before = heads
+
+
+def _check(auxiliary: Auxiliary, rule: LearningRule, max_tokens: Any, *, loop: bool, before: bool) -> None:
+    """Refuse what no network can be compiled for."""
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 2:
+        raise InputError(f"max_tokens={max_tokens!r} must be a whole number of at least 2")
+    if auxiliary.learned_positions and auxiliary.max_positions and max_tokens > auxiliary.max_positions:
+        raise InputError(
+            f"max_tokens={max_tokens} but {auxiliary.name} was built for {auxiliary.max_positions} positions; use fewer"
+        )
+    if loop and before and rule.steps > 1:
+        raise InputError("loop=True runs one step's layers again and again, which overwrite what was there before any")
+    # Segments are compared by squares of whole numbers, which must be exact.
+    if auxiliary.dtype != torch.float64 and 2 * (max_tokens + 2) ** 2 >= 2**24:
+        raise InputError(f"max_tokens={max_tokens} is too long for float32; use at most 2894, or a float64 model")
+    # Prefix tokens are zero where a norm reads: its epsilon alone keeps it from dividing by zero.
+    every_op = [op for steps in (*auxiliary.blocks, auxiliary.final) for op in ops(steps)]
+    if flat := [op.name for op in every_op if isinstance(op, Norm) and op.epsilon <= 0]:
+        raise InputError(f"the norm {flat[0]} has an epsilon of 0; a network needs one above 0")

@@ -23,7 +23,7 @@ from tintformer.rule.head import softmax
 
 
 class Recordable(nn.Module):
-    """A part of the simulator that becomes one layer of the compiled network: on symbols it is written down, not run."""
+    """A part of the simulator that becomes a layer of the compiled network: on symbols it is written down, not run."""
 
     def __call__(self, *inputs: Any) -> Any:
         for each in inputs:
