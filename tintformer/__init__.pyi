@@ -19,6 +19,7 @@ from .integrations.transformers.model import TintForCausalLM
 from .learning.rate_selection import choose_rate
 from .learning.tint import Tint
 from .learning.tuned import Tuned
+from .network.network import Network, compile
 from .rule.learning_rule import LearningRule
 from .simulator.simulator import Simulator, build
 from .storage.loading import load
@@ -30,6 +31,7 @@ __all__ = [
     "InputError",
     "LearningRule",
     "LoadError",
+    "Network",
     "RuleError",
     "Simulator",
     "Tint",
@@ -44,6 +46,7 @@ __all__ = [
     "__version__",
     "build",
     "choose_rate",
+    "compile",
     "count_parameters",
     "load",
     "plan",

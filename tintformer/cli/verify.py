@@ -56,7 +56,7 @@ def verify(
         float | None, typer.Option(help="Rate of the pass; default: one that moves the weights by a small share.")
     ] = None,
     steps: Annotated[int, typer.Option(help="Gradient steps inside the pass.")] = 1,
-    engine: Annotated[str, typer.Option(help="What is verified: simulator, fast or reference.")] = "simulator",
+    engine: Annotated[str, typer.Option(help="What is verified: simulator, network, fast or reference.")] = "simulator",
     layout: LayoutOption = None,
     stack: Stack = None,
     untied: Untied = False,

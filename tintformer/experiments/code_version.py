@@ -24,6 +24,7 @@ COMPUTES = (
     "execution",
     "engines",
     "simulator",
+    "network",
     "learning.tint",
     "learning.tuned",
     "experiments.tokenisation",

@@ -7,14 +7,14 @@ nobody reads any more gives its slot back, and a slot is cleared, by subtracting
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from tintformer.auxiliary.ops import Activation, Add, Attend, Join, Linear, Norm, Op, Product, Rotary
+from tintformer.auxiliary.ops import Activation, Add, Attend, Join, Linear, Norm, Op, Product, Rotary, Weight
 from tintformer.execution.executor import Stage
 from tintformer.network import attention_layers as attention
 from tintformer.network.attention_layers import Heads, Matrix
@@ -40,8 +40,9 @@ from tintformer.simulator.simulator import Simulator
 class Symbol:
     """A value in pieces, each a quantity: what the simulator's modules compute with while they are compiled."""
 
-    def __init__(self, compiler: Compiler, quantities: Sequence[Quantity]):
-        self.compiler, self.quantities = compiler, tuple(quantities)
+    def __init__(self, compiler: Compiler, quantities: Sequence[Quantity], cut: Cut | None = None):
+        self.compiler, self.quantities, self.cut = compiler, tuple(quantities), cut
+        """`cut` says how it is cut into pieces, if it is a value of the auxiliary."""
 
     def __len__(self) -> int:
         return len(self.quantities)
@@ -139,12 +140,13 @@ class Compiler:
 
     def embed(self) -> Symbol:
         embedding, width = self.simulator.auxiliary.embedding, self.geometry.dim_aux
-        x = Symbol(self, self._given("tokens", Cut(embedding.tokens.source.shape[1], width).count))
+        cut = Cut(embedding.tokens.source.shape[1], width)
+        x = Symbol(self, self._given("tokens", cut.count), cut)
         if embedding.projection is not None:
             x, _ = self.forward(embedding.projection, (x,))
         if embedding.positions is not None:
             self.op = "embedding"
-            x = self.add((x, Symbol(self, self._given("positions", len(x)))))
+            x = self.add((x, Symbol(self, self._given("positions", len(x)), x.cut)))
         if embedding.norm is not None:
             x, _ = self.forward(embedding.norm, (x,))
         return x
@@ -155,30 +157,36 @@ class Compiler:
 
     def forward(self, op: Op | Join, inputs: tuple[Symbol, ...]) -> tuple[Symbol, Any]:
         self.op = op.name
+        if isinstance(op, Add):
+            return self.add(inputs), inputs
+        wired, module = self.simulator.wired[op.name], self.simulator.modules_of(op).forward_module
         match op:
-            case Add():
-                return self.add(inputs), inputs
             case Linear():
-                wired = self.simulator.wired[op.name]
                 y = self.symbol("output", wired.out.count)
                 self.emit(attention.LinearForward(self.flag, inputs[0].quantities, y.quantities, self._matrix(op)))
-                return y, inputs
             case Norm():
-                return self._forward_module(op)(*inputs, self._prefix(op)), inputs
+                y = module(*inputs, self._prefix(op))
             case Activation() | Product():
-                return self._forward_module(op)(*inputs), inputs
+                y = module(*inputs)
             case Attend():
                 query, key, value = inputs
                 query, key = self._turned(op, (query, key))
                 y = self.symbol("output", len(query))
                 self._attend(op, query, key, y, value=value)
                 # Turned as they are: backward needs no others, and the originals give their slots back.
-                return y, (query, key, value)
+                inputs = query, key, value
+        return Symbol(self, y.quantities, wired.out), inputs
 
     def backward(self, op: Op | Join, saved: Any, gradient: Symbol) -> tuple[Symbol | None, ...]:
         self.op = op.name
         if isinstance(op, Add):
             return (gradient,) * len(saved)
+        return tuple(
+            None if dx is None else Symbol(self, dx.quantities, x.cut)
+            for x, dx in zip(saved, self._backward(op, saved, gradient), strict=True)
+        )
+
+    def _backward(self, op: Op | Product | Attend, saved: Any, gradient: Symbol) -> tuple[Symbol | None, ...]:
         module = self.simulator.modules_of(op).backward_module
         assert module is not None, f"no gradient was expected at {op.name}"
         match op:
@@ -214,7 +222,7 @@ class Compiler:
         if len(terms) == 1:
             return terms[0]
         count = len(terms[0])
-        y = self.symbol("sum", count)
+        y = Symbol(self, self.new("sum", count), terms[0].cut)
         reads = [quantity for term in terms for quantity in term.quantities]
         self.emit(LinearMap(reads, y.quantities, [Term(i % count, i) for i in range(len(reads))]))
         return y
@@ -234,7 +242,7 @@ class Compiler:
         spread = torch.zeros(self.geometry.dim_slot, coordinate("loss weight") + 1, dtype=self.simulator.dtype)
         spread[:, coordinate("loss weight")] = 1
         self.emit(LinearMap([self.flag], weight.quantities, [Term(0, 0, matrix=0)], [spread]))
-        return self._gated(gradient, weight, tokenwise.Gated())
+        return Symbol(self, self._gated(gradient, weight, tokenwise.Gated()).quantities, x.cut)
 
     # The parts of modules.
 
@@ -242,7 +250,8 @@ class Compiler:
         """The layer that stands for a part of the simulator."""
         match part:
             case tokenwise.Gated():
-                return self._gated(*inputs, part)
+                left, right = inputs
+                return self._gated(left, right, part)
             case tokenwise.Activation():
                 y = self.symbol("activation", len(inputs[0]))
                 self.emit(ActivationUnit(inputs[0].quantities, y.quantities, part))
@@ -335,9 +344,6 @@ class Compiler:
         name = module_name(op.name)
         return SymbolicPrefix(self, self.blocks[name]) if name in self.blocks else None
 
-    def _forward_module(self, op: Any) -> Callable[..., Any]:
-        return self.simulator.modules_of(op).forward_module
-
     def _heads(self, op: Attend) -> tuple[Heads, Heads]:
         wired = self.simulator.wired[op.name]
         query, key = (
@@ -361,7 +367,7 @@ class Compiler:
         self.emit(GatedUnit(across, [sin] * len(x), turned, tokenwise.Gated()))
         results: list[Symbol] = []
         for value in values:
-            results.append(Symbol(self, turned[: len(value)]))
+            results.append(Symbol(self, turned[: len(value)], value.cut))
             turned = turned[len(value) :]
         return tuple(results)
 
@@ -424,13 +430,13 @@ class Compiler:
     def move(self, x: Symbol, device: torch.device) -> NoReturn:
         raise AssertionError("a model that is spread over devices is refused before it is compiled")
 
-    def plain(self, stream: Symbol) -> NoReturn:
+    def plain(self, stream: Symbol) -> Tensor:
         raise AssertionError("a symbol holds no numbers")
 
-    def stream(self, tensor: Tensor, like: Symbol) -> NoReturn:
+    def stream(self, tensor: Tensor, like: Symbol) -> Symbol:
         raise AssertionError("a symbol holds no numbers")
 
-    def updates_of(self, op: Op | Join, row: int | None = None) -> NoReturn:
+    def updates_of(self, op: Op | Join, row: int | None = None) -> dict[Weight, Tensor]:
         raise AssertionError("a symbol holds no numbers")
 
 

@@ -79,9 +79,7 @@ def _select(slots: list[Any], frame: Frame, dtype: torch.dtype) -> Float[Tensor,
 class DenseAttention(Dense):
     """e + sum_u f(q_t . k_u) v_u O by head; q, k and v are linear maps of e plus a positional term each."""
 
-    def __init__(
-        self, layer: Layer, frame: Frame, dtype: torch.dtype, *, heads: int, key: int, value: int, softmax: bool = False
-    ):
+    def __init__(self, layer: Layer, frame: Frame, dtype: torch.dtype, *, heads: int, key: int, value: int):
         super().__init__(layer)
 
         def zeros(*shape: int) -> nn.Parameter:
@@ -90,10 +88,10 @@ class DenseAttention(Dense):
         self.query, self.key, self.value = (zeros(frame.dim, heads, width) for width in (key, key, value))
         self.at_query, self.at_key, self.at_value = (zeros(frame.length, heads, width) for width in (key, key, value))
         self.output = zeros(heads, value, frame.dim)
-        self.softmax = softmax
-        self.visible: list[tuple[nn.Parameter, nn.Parameter]] = []
-        """Features of both sides whose product is negative where a token must not be seen."""
+        self.asking, self.answering = nn.ParameterList(), nn.ParameterList()
+        """Features of both sides whose products are negative where a token must not be seen."""
         self.order: nn.Parameter | None = None
+        """Which tokens never see which, by their places; None for linear attention."""
 
     def forward(self, e: Embedding) -> Embedding:
         query, key, value = (
@@ -107,7 +105,7 @@ class DenseAttention(Dense):
         scores = query @ key.mT
         if self.order is not None:
             hidden = self.order
-            for asking, answering in self.visible:
+            for asking, answering in zip(self.asking, self.answering, strict=True):
                 hidden = hidden | ((e @ asking) @ (e @ answering).mT < 0)
             scores = scores.masked_fill(hidden[:, None] if hidden.dim() == 3 else hidden, torch.finfo(e.dtype).min)
             scores = scores.softmax(-1)
@@ -134,9 +132,9 @@ def _pieces(matrix: attention.Matrix, frame: Frame) -> Any:
         yield head, m, n, slice(s * rows, (s + 1) * rows), frame.weight_slot(s), slice(first, first + rows)
 
 
-def _matrix_heads(layer: Any, frame: Frame, dtype: torch.dtype, **widths: int) -> DenseAttention:
+def _matrix_heads(layer: Any, frame: Frame, dtype: torch.dtype, *, key: int, value: int) -> DenseAttention:
     heads = layer.matrix.num_out * layer.matrix.num_in * frame.stack
-    return DenseAttention(layer, frame, dtype, heads=heads, **widths)
+    return DenseAttention(layer, frame, dtype, heads=heads, key=key, value=value)
 
 
 @dense_form.register
@@ -289,14 +287,16 @@ def _see(result: DenseAttention, layer: attention.SoftmaxAttention, flags: list[
             table[_flag(flags, name, frame), feature] = factor
         return constant(table)
 
-    result.visible.append((port(SEGMENT_QUERY), port(SEGMENT_KEY)))
+    result.asking.append(port(SEGMENT_QUERY))
+    result.answering.append(port(SEGMENT_KEY))
     if layer.attend.window is not None:
         query = torch.zeros(frame.dim, 2, dtype=dtype)
         key = torch.zeros(frame.dim, 2, dtype=dtype)
         query[_flag(flags, "text", frame), 0], query[_flag(flags, "distance", frame), 0] = layer.attend.window - 1, -1
         key[_flag(flags, "text", frame), 0] = 1
         query[_flag(flags, "text", frame), 1], key[_flag(flags, "distance", frame), 1] = 1, 1
-        result.visible.append((constant(query), constant(key)))
+        result.asking.append(constant(query))
+        result.answering.append(constant(key))
 
 
 def _flag(flags: list[int], name: str, frame: Frame) -> int:

@@ -131,8 +131,9 @@ class Normalise(TokenLayer):
         super().__init__((flag, *reads), writes)
         self.unit = unit
 
-    def compute(self, flag: Tensor, *regions: Tensor) -> Sequence[Tensor]:
-        normalised, handed = self.unit(torch.stack(regions, dim=1))
+    def compute(self, *regions: Tensor) -> Sequence[Tensor]:
+        flag, *pieces = regions
+        normalised, handed = self.unit(torch.stack(pieces, dim=1))
         # The norm's epsilon is not zero where the group is: only the text may say so.
         handed = handed * flag[:, None, :, :1]
         handed = functional.pad(handed, (0, flag.shape[-1] - handed.shape[-1]))

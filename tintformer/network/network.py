@@ -116,8 +116,8 @@ class Packed(nn.Module):
 class PackedHead(Head):
     """The head of dense layers."""
 
-    def __init__(self, slot: int, unit: FeedForward, frame: Frame):
-        super().__init__(slot, unit)
+    def __init__(self, head: Head, frame: Frame):
+        super().__init__(head.slot, head.unit)
         self.frame = frame
 
     def read(self, e: Any) -> Float[Tensor, "B T W"]:
@@ -162,15 +162,12 @@ class Network(nn.Module):
         )
         self.shapes = {name.replace("/", "."): tuple(tokens.shape) for name, tokens in simulator.prefix.items()}
         """Of every op's prefix as the simulator holds it, by op, in the order of the sequence."""
-        self.embed = Embed(simulator, program, allocation.slots, self.frame)
-        self.layers: Any = nn.ModuleList(allocation.layers).to(self.dtype)
-        heads = [
-            Head(allocation.slots[each], simulator.head) if each in keep else None
-            for (each,) in (result.quantities, program.before)
-        ]
-        self.head, self.head_before = heads
+        self.embed: Embed | Packed = Embed(simulator, program, allocation.slots, self.frame)
+        self.layers = nn.ModuleList(allocation.layers).to(self.dtype)
+        self.head = Head(allocation.slots[result.quantities[0]], simulator.head)
+        self.head_before = Head(allocation.slots[program.before[0]], simulator.head) if before else None
         if dense:
-            self._densify()
+            self._densify(self.embed)
         self.to(auxiliary.device)
         self.eval()
 
@@ -200,13 +197,17 @@ class Network(nn.Module):
                 found.update(prefix.read(self.wired[name], change, self.geometry))
         return parameter_updates(found, self.auxiliary, self.rule)
 
-    def _densify(self) -> None:
+    def _densify(self, embed: Embed) -> None:
         """Every map a full matrix over the whole stream, every attention over all tokens."""
-        forms = {layer: dense_form(layer, self.frame, self.dtype) for layer in dict.fromkeys(self.layers)}
-        self.layers = nn.ModuleList([forms[layer] for layer in self.layers])
-        self.embed = Packed(self.embed)
-        heads = [head and PackedHead(head.slot, head.unit, self.frame) for head in (self.head, self.head_before)]
-        self.head, self.head_before = heads
+        forms: dict[nn.Module, nn.Module] = {}
+        for layer in self.layers:
+            if layer not in forms:  # in a loop a layer stands there more than once
+                forms[layer] = dense_form(layer, self.frame, self.dtype)
+        self.layers = nn.ModuleList(forms[layer] for layer in self.layers)
+        self.embed = Packed(embed)
+        self.head = PackedHead(self.head, self.frame)
+        if self.head_before is not None:
+            self.head_before = PackedHead(self.head_before, self.frame)
 
 
 def _check(auxiliary: Auxiliary, rule: LearningRule, max_tokens: Any, *, loop: bool, before: bool) -> None:

@@ -1,6 +1,6 @@
 """What is verified, by name: an engine for whole passes, and the executor of single ops behind it.
 
-This is the only place that knows where the constructed simulator lives.
+This is the only place that knows where the constructed simulator and its compiled form live.
 """
 
 from __future__ import annotations
@@ -57,8 +57,16 @@ def _simulator(auxiliary: Auxiliary, rule: LearningRule, batch: Batch, **constru
     return SimulatorExecutor(build(auxiliary, rule, **construction), batch)
 
 
+def _network(auxiliary: Auxiliary, rule: LearningRule, batch: Batch, **construction: Any) -> Executor[Any]:
+    from tintformer.network.stepwise import StepwiseExecutor
+    from tintformer.simulator.simulator import build
+
+    return StepwiseExecutor(build(auxiliary, rule, **construction), batch)
+
+
 EXECUTORS: dict[str, Callable[..., Executor[Any]]] = {
     "simulator": _simulator,
+    "network": _network,
     "fast": FastExecutor,
     "reference": TensorExecutor,
 }
