@@ -20,6 +20,7 @@ ENGINES: list[dict[str, Any]] = [
     {"engine": "fast", "dual": True},
     {"engine": "fast", "dual": False},
     {"engine": "simulator"},
+    {"engine": "network"},
 ]
 
 

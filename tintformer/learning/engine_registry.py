@@ -35,10 +35,6 @@ def _construction_knobs() -> tuple[str, ...]:
     return tuple(Construction.__dataclass_fields__)
 
 
-def _network_knobs() -> tuple[str, ...]:
-    return ("max_tokens", "dense", "loop", *_construction_knobs())
-
-
 ENGINES: dict[str, EngineEntry] = {
     "fast": EngineEntry(
         factory="tintformer.engines.fast.FastEngine",
@@ -55,7 +51,9 @@ ENGINES: dict[str, EngineEntry] = {
         capabilities=frozenset({"continues"}),
     ),
     "network": EngineEntry(
-        factory="tintformer.network.network_engine.NetworkEngine", title="network", options=_network_knobs
+        factory="tintformer.network.network_engine.NetworkEngine",
+        title="network",
+        options=lambda: ("max_tokens", "dense", "loop", "stack"),
     ),
 }
 

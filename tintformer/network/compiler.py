@@ -278,7 +278,7 @@ class Compiler:
         return y
 
     def _combine(self, part: tokenwise.Combine, inputs: tuple[Symbol, ...]) -> tuple[Symbol, ...]:
-        count, rows = len(inputs[0]), part.weight.tolist()
+        count, rows = len(inputs[0]), part.rows
         outputs = [self.symbol("combination", count) for _ in rows]
         reads = [quantity for x in inputs for quantity in x.quantities]
         writes = [quantity for y in outputs for quantity in y.quantities]
@@ -289,8 +289,7 @@ class Compiler:
             for number, factor in enumerate(factors)
             if factor != 0
         ]
-        scale = 1.0 if part.scale is None else float(part.scale)
-        self.emit(LinearMap(reads, writes, terms, scale=scale))
+        self.emit(LinearMap(reads, writes, terms, scale=part.factor))
         return tuple(outputs)
 
     def _narrow(self, part: tokenwise.Narrow, x: Symbol) -> Symbol:

@@ -25,6 +25,7 @@ from tintformer.network.stream import Frame, Stream
 from tintformer.rule.attention import rotation
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator import prefix
+from tintformer.simulator.geometry import DEFAULT_STACK
 from tintformer.simulator.primitives.tokenwise import FeedForward, Table, constant
 from tintformer.simulator.simulator import Simulator, build
 from tintformer.storage.loading import load
@@ -35,18 +36,18 @@ def compile(
     rule: LearningRule,
     *,
     max_tokens: int,
+    stack: int = DEFAULT_STACK,
     dense: bool = False,
     loop: bool = False,
     before: bool = False,
-    **construction: Any,
 ) -> Network:
     """The transformer that trains `model` by `rule` inside its forward pass, for texts of up to `max_tokens` tokens.
 
-    `dense` materialises every map over the whole stream, for tiny models. `loop` runs the layers of one step again for
-    every further step instead of unrolling them. `before` keeps what the model predicts before learning. `construction`
-    are knobs of the simulator that is compiled: `stack`.
+    `stack` rows of a matrix stand in one prefix token. `dense` materialises every map over the whole stream, for tiny
+    models. `loop` runs the layers of one step again for every further step instead of unrolling them. `before` keeps
+    what the model predicts before learning to the end of the stream.
     """
-    return Network(load(model), rule, max_tokens=max_tokens, dense=dense, loop=loop, before=before, **construction)
+    return Network(load(model), rule, max_tokens=max_tokens, stack=stack, dense=dense, loop=loop, before=before)
 
 
 class Embed(nn.Module):
@@ -92,11 +93,11 @@ class Head(nn.Module):
         super().__init__()
         self.slot, self.unit = slot, unit
 
-    def read(self, e: Stream) -> Float[Tensor, "B T W"]:
+    def read(self, e: Any) -> Float[Tensor, "B T W"]:
         """The auxiliary's stream at its head's input."""
         return e.text[self.slot]
 
-    def forward(self, e: Stream) -> Float[Tensor, "B T V"]:
+    def forward(self, e: Any) -> Float[Tensor, "B T V"]:
         x = self.read(e)
         return self.unit(x.flatten(0, 1)).unflatten(0, x.shape[:2])
 
@@ -137,15 +138,15 @@ class Network(nn.Module):
         rule: LearningRule,
         *,
         max_tokens: int,
+        stack: int = DEFAULT_STACK,
         dense: bool = False,
         loop: bool = False,
         before: bool = False,
-        **construction: Any,
     ):
         super().__init__()
-        _check(auxiliary, rule, max_tokens, loop=loop, before=before)
+        _check(auxiliary, rule, max_tokens, dense=dense, loop=loop, before=before)
         self.auxiliary, self.rule, self.dense = auxiliary, rule, dense
-        simulator = build(auxiliary, rule, **construction)
+        simulator = build(auxiliary, rule, stack=stack)
         self.dtype, self.geometry, self.wired = simulator.dtype, simulator.geometry, simulator.wired
         compiler = Compiler(simulator, num_tokens=max_tokens)
         num_loops = rule.steps if loop else 1
@@ -210,15 +211,18 @@ class Network(nn.Module):
             self.head_before = PackedHead(self.head_before, self.frame)
 
 
-def _check(auxiliary: Auxiliary, rule: LearningRule, max_tokens: Any, *, loop: bool, before: bool) -> None:
+def _check(auxiliary: Auxiliary, rule: LearningRule, max_tokens: Any, **switches: Any) -> None:
     """Refuse what no network can be compiled for."""
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise InputError(f"{name}={value!r} must be true or false")
     if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 2:
         raise InputError(f"max_tokens={max_tokens!r} must be a whole number of at least 2")
     if auxiliary.learned_positions and auxiliary.max_positions and max_tokens > auxiliary.max_positions:
         raise InputError(
             f"max_tokens={max_tokens} but {auxiliary.name} was built for {auxiliary.max_positions} positions; use fewer"
         )
-    if loop and before and rule.steps > 1:
+    if switches["loop"] and switches["before"] and rule.steps > 1:
         raise InputError("loop=True runs one step's layers again and again, which overwrite what was there before any")
     # Segments are compared by squares of whole numbers, which must be exact.
     if auxiliary.dtype != torch.float64 and 2 * (max_tokens + 2) ** 2 >= 2**24:

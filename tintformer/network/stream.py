@@ -67,7 +67,7 @@ class Stream:
 
     text: tuple[Float[Tensor, "B T W"], ...]
     """By text slot."""
-    prefix: tuple[Float[Tensor, "#B tokens S W"], ...]
+    prefix: tuple[Float[Tensor, "#B _ S W"], ...]
     """By op; one set for all sequences until one of them has learnt."""
 
     def read(self, slots: Sequence[int]) -> list[Tensor]:

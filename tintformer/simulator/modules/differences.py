@@ -45,9 +45,9 @@ class Difference(nn.Module):
         step = rule.difference_step(scheme)
         # The paper's one-sided form is f(x + h g) - f(x), with an error of order h; the central one has order h^2.
         behind, width = (0.0, 1.0) if scheme == "first_order" else (-step, 2.0)
-        self.before = Combine(torch.tensor([[1.0, step], [1.0, behind]], dtype=torch.float64))
+        self.before = Combine([[1.0, step], [1.0, behind]])
         # Subtract, then divide: equal numbers give exactly zero.
-        self.after = Combine(torch.tensor([[1.0, -1.0]], dtype=torch.float64), 1 / (width * step))
+        self.after = Combine([[1.0, -1.0]], 1 / (width * step))
         self.relative = rule.epsilon_mode == "relative"
         self.of_input, self.of_direction = (Length(groups, tiny) if self.relative else None for _ in range(2))
         if self.of_input is not None and self.of_direction is not None:

@@ -141,7 +141,7 @@ class ExactGradient(nn.Module):
         self.centred = op.kind == "layer"
         # J = (I - 1 1^T / D - z z^T / D) / sigma. Without centring, the middle term is gone.
         terms = [1.0, -1.0, -1.0] if self.centred else [1.0, -1.0]
-        self.subtract = Combine(torch.tensor([terms], dtype=torch.float64))
+        self.subtract = Combine([terms])
         regions.fill(self.norm, regions.make("normalised input", over=x), None)
         regions.fill(self.invert, regions.make("one over sigma"))
         regions.fill(self.mean, regions.make("mean"))

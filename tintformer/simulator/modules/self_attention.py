@@ -329,7 +329,7 @@ class ScoreGradient(nn.Module):
         self.key_gradient = nn.ModuleList(
             perturbed(sign * step, self.long_query, transposed=True) for sign in (1.0, -1.0)
         )
-        self.subtract = Combine(torch.tensor([[1.0, -1.0]], dtype=torch.float64), op.scale / (2 * step))
+        self.subtract = Combine([[1.0, -1.0]], op.scale / (2 * step))
         self.product = Gated()
         self.turn_back = Rotate(op.position, inverse=True) if isinstance(op.position, Rotary) else None
         self.from_query = FromHeads(op, op.num_heads, cuts[0], layout)

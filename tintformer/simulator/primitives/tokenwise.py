@@ -8,6 +8,7 @@ last axis but one.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -93,9 +94,11 @@ class Combine(Primitive):
     its digits.
     """
 
-    def __init__(self, weight: Float[Tensor, "out_ in_"], scale: float = 1.0):
+    def __init__(self, rows: Sequence[Sequence[float]], scale: float = 1.0):
         super().__init__()
-        self.weight = constant(weight)
+        self.rows, self.factor = [list(row) for row in rows], scale
+        """The weights once more as plain numbers, which a model without data has too."""
+        self.weight = constant(torch.tensor(self.rows, dtype=torch.float64))
         self.scale = None if scale == 1.0 else constant(torch.tensor(scale, dtype=torch.float64))
 
     def forward(self, *regions: Float[Tensor, "*shape Dslot"]) -> tuple[Float[Tensor, "*shape Dslot"], ...]:

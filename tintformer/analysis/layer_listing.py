@@ -1,0 +1,91 @@
+"""What `tint inspect --engine network` shows: every layer of a compiled network, its slots, and what stands there.
+
+Names and slots are those of the compiled layers, values are read from the stream that the layers pass on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tintformer.execution.batch import Batch
+from tintformer.network.layers import Layer, Quantity
+from tintformer.network.network import Network
+
+Place = tuple[int, str]
+"""A text slot, and the name of what stands there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerRow:
+    """One layer: what it is, what it reads and writes, and which slots nobody reads behind it."""
+
+    number: int
+    kind: str
+    phase: str
+    step: int | None
+    op: str
+    reads: tuple[Place, ...]
+    writes: tuple[Place, ...]
+    freed: tuple[Place, ...]
+    block: str | None
+    """The op whose prefix tokens it reads or changes."""
+    changes_prefix: bool
+
+
+def list_layers(network: Network) -> list[LayerRow]:
+    """The layers of a structured network, in order."""
+    layers: list[Layer] = list(network.layers)  # pyright: ignore[reportAssignmentType]
+    last: dict[Quantity, int] = {}
+    for number, layer in enumerate(layers):
+        last.update((each, number) for each in (*layer.reads, *layer.writes) if layer.op != "clear")
+    blocks = list(network.shapes)
+    rows: list[LayerRow] = []
+    for number, layer in enumerate(layers):
+        reads = _places(layer.reads, layer.read_slots)
+        block: int | None = getattr(getattr(layer, "matrix", layer), "block", None)
+        rows.append(
+            LayerRow(
+                number=number,
+                kind=type(layer).__name__,
+                phase=layer.stage.phase,
+                step=layer.stage.step,
+                op=layer.op,
+                reads=tuple(reads.values()),
+                writes=tuple(_places(layer.writes, layer.write_slots).values()),
+                freed=() if layer.op == "clear" else tuple(reads[each] for each in reads if last[each] == number),
+                block=None if block is None else blocks[block],
+                changes_prefix=not layer.writes,
+            )
+        )
+    return rows
+
+
+def _places(quantities: tuple[Quantity, ...], slots: list[int] | list[int | None]) -> dict[Quantity, Place]:
+    return {each: (slot, each.name) for each, slot in zip(quantities, slots, strict=True) if slot is not None}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LayerValues:
+    """What a layer has left in the stream: of each slot that it writes, or how far it has moved its prefix tokens."""
+
+    row: LayerRow
+    written: dict[Place, Tensor]
+    """`[B, T, W]`, as it stands in the slot."""
+    moved: Tensor | None
+
+
+@torch.no_grad()
+def watch(network: Network, batch: Batch) -> Iterator[LayerValues]:
+    """Run a batch layer by layer and read from the stream what each layer has changed."""
+    e = network.embed(batch.input_ids, network.flags(batch))
+    for layer, row in zip(network.layers, list_layers(network), strict=True):
+        before, e = e, layer(e)
+        moved = None
+        if row.changes_prefix and row.block is not None:
+            block = list(network.shapes).index(row.block)
+            moved = e.prefix[block] - before.prefix[block]
+        yield LayerValues(row=row, written={place: e.text[place[0]] for place in row.writes}, moved=moved)
