@@ -1,5 +1,5 @@
 # pyright: basic
-"""What a network computes, however it is compiled: unrolled or looped, dense or structured, for any number of tokens."""
+"""What a network computes, however it is compiled: unrolled or looped, dense or structured, for any length."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from cases import assert_same, call, covering, make_batch, make_config, make_model, make_rule
 
 import tintformer as tint
+from tintformer.network.network_engine import NetworkEngine
 
 FAMILIES = ["gpt2", "llama-grouped", "bloom", "qwen3", "gptj"]
 FORMS: dict[str, dict[str, Any]] = {
@@ -60,6 +61,7 @@ def test_what_was_predicted_before_costs_a_slot() -> None:
 
 def test_networks_are_compiled_once_a_length() -> None:
     sim = tint.Tint(make_model("gpt2"), make_rule("default"), engine="network")
+    assert isinstance(sim.engine, NetworkEngine)
     for length in (6, 9, 6):
         ids = torch.randint(3, 29, (1, length))
         sim(ids, train_mask=torch.ones_like(ids, dtype=torch.bool).tril(2))

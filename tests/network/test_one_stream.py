@@ -4,8 +4,8 @@
 - A layer computes with the stream that it is given, with its own constants, and with what it has made of them since;
   nothing else is within reach, so nothing survives between layers but the stream (`Reach`).
 - Layers that are not attention act within a token: change one token, and no other changes.
-- Attention is what a textbook calls so: each layer equals its dense form, which is four linear maps of the whole stream,
-  positional terms, and a sum over all tokens (`dense_form`).
+- Attention is what a textbook calls so: each layer equals its dense form, which is four linear maps of the whole
+  stream, positional terms, and a sum over all tokens (`dense_form`).
 - Prefix tokens keep their text slots zero, and text tokens their weight slots, exactly, after every layer.
 """
 

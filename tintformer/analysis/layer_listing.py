@@ -31,6 +31,8 @@ class LayerRow:
     reads: tuple[Place, ...]
     writes: tuple[Place, ...]
     freed: tuple[Place, ...]
+    cleared: tuple[Place, ...]
+    """Slots that are set to zero, because what stood there is no longer needed and another quantity comes."""
     block: str | None
     """The op whose prefix tokens it reads or changes."""
     changes_prefix: bool
@@ -45,7 +47,9 @@ def list_layers(network: Network) -> list[LayerRow]:
     blocks = list(network.shapes)
     rows: list[LayerRow] = []
     for number, layer in enumerate(layers):
-        reads = _places(layer.reads, layer.read_slots)
+        clears = layer.op == "clear"
+        reads = {} if clears else _places(layer.reads, layer.read_slots)
+        writes = tuple(_places(layer.writes, layer.write_slots).values())
         block: int | None = getattr(getattr(layer, "matrix", layer), "block", None)
         rows.append(
             LayerRow(
@@ -53,10 +57,12 @@ def list_layers(network: Network) -> list[LayerRow]:
                 kind=type(layer).__name__,
                 phase=layer.stage.phase,
                 step=layer.stage.step,
-                op=layer.op,
+                # Slots are cleared for the op that comes next.
+                op=next((each.op for each in layers[number:] if each.op != "clear"), "head"),
                 reads=tuple(reads.values()),
-                writes=tuple(_places(layer.writes, layer.write_slots).values()),
-                freed=() if layer.op == "clear" else tuple(reads[each] for each in reads if last[each] == number),
+                writes=() if clears else writes,
+                freed=tuple(reads[each] for each in reads if last[each] == number),
+                cleared=writes if clears else (),
                 block=None if block is None else blocks[block],
                 changes_prefix=not layer.writes,
             )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tintformer.cli.inspect_network import inspect_network
 from tintformer.cli.options import (
     AttentionOption,
     Dtype,
@@ -84,6 +85,10 @@ def inspect(
     *,
     rule: RuleOptions,
     file: Annotated[Path | None, typer.Option(help="Read the text from a file; - is standard input.")] = None,
+    engine: Annotated[
+        str,
+        typer.Option(help="simulator: its modules and their regions. network: the compiled layers and their slots."),
+    ] = "simulator",
     values: Annotated[bool, typer.Option("--values", help="Run the pass, on a short text if none is given.")] = False,
     layout: LayoutOption = None,
     stack: Stack = None,
@@ -112,12 +117,20 @@ def inspect(
     """Show how a model's simulator is laid out: modules, regions, heads, prefix tokens, parameters.
 
     With a text, or --values, the pass runs, and the values that stand in the declared regions of each module when it
-    runs are shown: what it is given, what it makes on the way, what it returns. There is no single stream to decode.
+    runs are shown: what it is given, what it makes on the way, what it returns. With --engine network they are read
+    from the one stream, layer by layer: which slot holds what, what is written, what is no longer needed.
     """
     knobs = construction_knobs(layout=layout, stack=stack, untied=untied, attention=attention)
     view = View(block=block, everything=everything, token=token, prefix_token=prefix_token, first=first)
     split = Split(train_fraction=train_fraction, train_tokens=train_tokens)
     rule.build()
+    if engine == "network":
+        # Without a text nothing runs, unless values are asked for: then it is the text of `tint verify`.
+        content = read(text, file) if values or text is not None or file is not None else None
+        inspect_network(model, content, rule, knobs, view, split, tokens=tokens, dtype=dtype, json=json)
+        return
+    if engine != "simulator":
+        raise InputError(f"--engine {engine} cannot be inspected; choose simulator or network")
     if figures is not None:
         record = draw_figures(figures, model or FIGURES_OF, dtype)
     elif model is None:
