@@ -40,6 +40,9 @@ def config_reasons(config: Config) -> list[str]:
     """Reasons that hold for any family, read from the configuration alone."""
     # Silence would be worse than a refusal: a setting that is ignored gives plausible numbers of another model.
     reasons: list[str] = []
+    layers = getattr(config, "num_hidden_layers", None)
+    if isinstance(layers, int) and layers < 1:
+        reasons.append(f"it has {layers} layers: there is nothing that learns")
     experts = next((key for key in _EXPERTS if (getattr(config, key, None) or 0) > 1), None)
     if experts:
         reasons.append(f"mixture of experts ({experts}={getattr(config, experts)}): routing has no simulated backward")

@@ -26,6 +26,7 @@ from tintformer.auxiliary.validation import check_model
 from tintformer.errors import LoadError, TintError
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator.construction import Construction
+from tintformer.storage.foreign_files import check_model_files, read_foreign_json
 from tintformer.storage.loading import SIMULATOR_FORMAT
 from tintformer.storage.untrusted import build_config, build_on_meta
 from tintformer.storage.whole_files import whole_file
@@ -122,12 +123,10 @@ def _constructed(simulator: Simulator) -> dict[str, Tensor]:
 def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         raise LoadError(f"no directory {path}; `tint build MODEL -o DIR` writes one")
-    try:
-        config = json.loads((path / CONFIG).read_text())
-    except FileNotFoundError:
-        raise LoadError(f"{path} holds no {CONFIG}; `tint build MODEL -o DIR` writes one") from None
-    except (OSError, ValueError) as error:
-        raise LoadError(f"cannot read {path / CONFIG}: {error}") from error
+    if not (path / CONFIG).exists():
+        raise LoadError(f"{path} holds no {CONFIG}; `tint build MODEL -o DIR` writes one")
+    check_model_files(path)
+    config = read_foreign_json(path / CONFIG)
     if not isinstance(config, dict) or config.get("format") != SIMULATOR_FORMAT:
         found = config.get("model_type") if isinstance(config, dict) else type(config).__name__
         raise LoadError(f"{path / CONFIG} describes no simulator (model_type {found!r}); build one with `tint build`")

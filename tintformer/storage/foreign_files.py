@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ MAX_JSON = 2**26
 """Bytes. The largest tokenizer.json of the supported families, Gemma's, is half of it."""
 _MAX_CONTAINERS = 2**22
 """Of arrays and objects in one file: an empty one takes two bytes on disk and more than thirty times that in memory."""
+_MAX_DEPTH = 64
+"""Of arrays and objects in one another. Copies and comparisons take several of Python's thousand frames for each."""
 _MAX_DIGITS = 100
 """Of an integer. Python reads 4,300 and raises an error when it prints two of them added up."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -65,6 +68,8 @@ def parse_foreign_json(data: bytes | str, where: str, *, error: type[TintError] 
         if text.count("[") + text.count("{") > _MAX_CONTAINERS:
             raise ValueError(f"it holds more than {_MAX_CONTAINERS} arrays and objects")
         value = json.loads(text, parse_int=_parse_int)
+        if _is_deep(value):
+            raise RecursionError
         if _SURROGATE.search(text):  # pairs of them are characters, and one alone cannot be written anywhere
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except RecursionError:
@@ -79,7 +84,55 @@ def parse_foreign_json(data: bytes | str, where: str, *, error: type[TintError] 
     return value
 
 
+def _is_deep(value: Any) -> bool:
+    level: list[Any] = [value]
+    for _ in range(_MAX_DEPTH + 1):
+        level = [each for held in level if isinstance(held, dict | list) for each in _items(held)]
+        if not level:
+            return False
+    return True
+
+
+def _items(held: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return held.values() if isinstance(held, dict) else held
+
+
 def _parse_int(digits: str) -> int:
     if len(digits) > _MAX_DIGITS:
         raise ValueError(f"it holds an integer of {len(digits)} digits")
     return int(digits)
+
+
+_PLAIN = 2**22
+_SIZES: dict[str, int | None] = {
+    "config.json": _PLAIN,
+    "config.*.json": _PLAIN,
+    "generation_config.json": _PLAIN,
+    "model.safetensors": None,
+    "model.safetensors.index.json": MAX_JSON,
+    "model-*.safetensors": None,
+    "*.gguf": None,
+    "tokenizer.json": MAX_JSON,
+    "tokenizer.*.json": MAX_JSON,
+    "tokenizer_config.json": MAX_JSON,
+    "tokenizer.model*": MAX_JSON,
+    "tekken.json": MAX_JSON,
+    "tiktoken.model": MAX_JSON,
+    "special_tokens_map.json": _PLAIN,
+    "added_tokens.json": _PLAIN,
+    "chat_template.*": _PLAIN,
+    "additional_chat_templates/*": _PLAIN,
+    "vocab.json": MAX_JSON,
+    "vocab.txt": MAX_JSON,
+    "merges.txt": MAX_JSON,
+    "spiece.model": MAX_JSON,
+    "sentencepiece*.model": MAX_JSON,
+}
+"""What transformers opens in a model's directory, by name, and how many bytes of it are read at most."""
+
+
+def check_model_files(directory: Path) -> None:
+    """Refuse a directory in which one of the files that transformers opens is no regular file, or is too large."""
+    for pattern, size in _SIZES.items():
+        for file in sorted(directory.glob(pattern)):
+            check_regular(file, size)

@@ -26,8 +26,10 @@ from transformers.modeling_utils import PreTrainedModel
 
 from tintformer.errors import LoadError, TintError, cause
 from tintformer.integrations.transformers.config import TintConfig
+from tintformer.storage.fit import check_shapes, check_tables
+from tintformer.storage.foreign_files import check_model_files, read_foreign_json
 from tintformer.storage.safetensors_headers import INDEX, WEIGHTS, SafetensorsHeaders, refuse_adapters
-from tintformer.storage.untrusted import build_on_meta, check_shapes
+from tintformer.storage.untrusted import build_on_meta, refuse_huge_generation
 from tintformer.storage.whole_files import check_directory, whole_files
 
 CONFIG, GENERATION, CARD = "config.json", "generation_config.json", "README.md"
@@ -35,8 +37,6 @@ PARAMETERS, BUFFERS = "auxiliary.", "buffers."
 CARD_MARK = "<!-- Written by tintformer; take this line away to keep your own text. -->"
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz")
-_MOST_BUFFERS = 2**30
-"""Bytes of buffers that a configuration may ask for without weights of that size beside it."""
 
 _HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 _WITHOUT_EFFECT = (
@@ -101,6 +101,8 @@ def read_config(directory: Path, asked: PretrainedOptions) -> TintConfig:
     """The configuration of a directory, or the caller's, with the keys that the caller replaces."""
     given = asked.config
     if given is None:
+        if (directory / CONFIG).exists():
+            read_foreign_json(directory / CONFIG)
         try:
             given = TintConfig.from_pretrained(directory, local_files_only=True)
         except TintError:
@@ -117,8 +119,9 @@ def read_config(directory: Path, asked: PretrainedOptions) -> TintConfig:
 
 
 def read_generation(directory: Path) -> GenerationConfig | None:
-    if not (directory / GENERATION).is_file():
+    if not (directory / GENERATION).exists():
         return None
+    refuse_huge_generation(read_foreign_json(directory / GENERATION), str(directory / GENERATION))
     try:
         return GenerationConfig.from_pretrained(directory, local_files_only=True)
     except Exception as error:  # transformers raises whatever its file readers raise
@@ -200,6 +203,7 @@ def check_files(directory: Path) -> None:
     for file in sorted(directory.iterdir()):
         if file.suffix.lower() in _PICKLES:
             raise LoadError(f"{file} may be pickled, and opening it could run anything; only safetensors are read")
+    check_model_files(directory)
     refuse_adapters(directory)
 
 
@@ -213,9 +217,7 @@ def check_fit(config: TintConfig, stored: SafetensorsHeaders, directory: Path) -
         raise LoadError(f"{directory} {kind} {odd[0]}, unlike the model that its {CONFIG} describes")
     buffers = {BUFFERS + name: tuple(buffer.shape) for name, buffer in model.named_buffers()}
     check_shapes(asked | buffers, stored.shapes, str(directory))
-    size = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
-    if size > max(_MOST_BUFFERS, stored.num_bytes):
-        raise LoadError(f"{directory / CONFIG} asks for {size} bytes of tables besides its weights")
+    check_tables(model, stored.num_bytes, str(directory / CONFIG))
 
 
 def write(
