@@ -28,6 +28,11 @@ def main() -> None:
         _fail(str(error))
     except OSError as error:
         _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+    except BaseException as error:
+        # A panic within the library tokenizers, which is no Exception; most are caught where a tokenizer is called.
+        if type(error).__name__ != "PanicException":
+            raise
+        _fail(f"the library tokenizers failed ({str(error)[:200]}); use another tokenizer")
 
 
 def _flush() -> None:
