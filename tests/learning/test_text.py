@@ -98,9 +98,12 @@ def test_a_directory_without_a_tokenizer(tmp_path: Path, config: GPT2Config | Ll
 def test_a_broken_tokenizer(tmp_path: Path) -> None:
     GPT2Config().save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(LoadError, match=r"cannot read the tokenizer of .*: .+") as caught:
+    with pytest.raises(LoadError, match=r"cannot read .*tokenizer\.json as JSON: .+") as caught:
         find_tokenizer(str(tmp_path))
     assert "\n" not in str(caught.value)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(LoadError, match=r"cannot read the tokenizer of .*: .+"):
+        find_tokenizer(str(tmp_path))
 
 
 @pytest.mark.real

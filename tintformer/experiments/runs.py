@@ -13,6 +13,7 @@ from tintformer.experiments.in_context_learning import InContextLearning
 from tintformer.experiments.language_modelling import LanguageModelling
 from tintformer.experiments.result_figures import in_context_figures, language_figures
 from tintformer.experiments.tables import ResultTable, in_context_tables, language_tables
+from tintformer.storage.foreign_files import read_foreign_json
 from tintformer.storage.whole_files import whole_file
 
 KINDS: dict[str, type[LanguageModelling | InContextLearning]] = {"lm": LanguageModelling, "icl": InContextLearning}
@@ -68,7 +69,7 @@ def join_runs(runs: Sequence[Run]) -> list[Run]:
 
 def _load(path: Path) -> Run:
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = read_foreign_json(path, error=InputError)
         kind = KINDS[content["kind"]]
         content["experiments"] = tuple(kind(**_revived(fields)) for fields in content["experiments"])
         return Run(**content)

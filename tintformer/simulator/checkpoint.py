@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 AUXILIARY, STRUCTURE = "auxiliary.", "simulator."
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+}
 
 
 def save(simulator: Simulator, directory: str | os.PathLike[str], *, full: bool = False) -> Path:
@@ -133,6 +136,12 @@ def _read_config(path: Path) -> dict[str, Any]:
     missing = sorted({"auxiliary", "learning_rule", "construction", "dtype", "name", "full"} - set(config))
     if missing:
         raise LoadError(f"{path / CONFIG} lacks {', '.join(missing)}")
+    if not isinstance(config["dtype"], str) or config["dtype"] not in _DTYPES:
+        raise LoadError(
+            f"{path / CONFIG} has dtype {repr(config['dtype'])[:80]}; known are {', '.join(_DTYPES)}, so build it anew"
+        )
+    if not isinstance(config["name"], str):
+        raise LoadError(f"{path / CONFIG} has a name that is no text; build it anew with `tint build`")
     return config
 
 
@@ -157,8 +166,8 @@ def _rebuild_auxiliary(config: dict[str, Any], tensors: dict[str, Tensor], path:
         auxiliary_config = build_config(config["auxiliary"], "auxiliary", config["name"])
         _check_state(_state(build_on_meta(auxiliary_config, len(stored), "auxiliary")), stored, path / WEIGHTS)
         with torch.random.fork_rng(devices=[]):
-            model: Any = AutoModelForCausalLM.from_config(auxiliary_config, dtype=getattr(torch, config["dtype"]))
-    except (TintError, AttributeError) as error:
+            model: Any = AutoModelForCausalLM.from_config(auxiliary_config, dtype=_DTYPES[config["dtype"]])
+    except TintError as error:
         raise LoadError(f"cannot rebuild the auxiliary of {path}: {error}") from error
     for name, tensor in _state(model).items():
         tensor.data = stored[name]  # with its own dtype, which a conversion may have given a buffer
@@ -174,6 +183,8 @@ def _check_state(wanted: dict[str, Tensor], stored: dict[str, Tensor], file: Pat
         if tensor.shape != stored[name].shape:
             shapes = f"{tuple(stored[name].shape)} instead of {tuple(tensor.shape)}"
             raise LoadError(f"{file} holds {name} as {shapes}")
+        if stored[name].dtype not in _DTYPES.values():
+            raise LoadError(f"{file} holds {name} as {stored[name].dtype}, which is no floating-point weight")
 
 
 def _check_structure(stored: dict[str, Tensor], rebuilt: dict[str, Tensor], file: Path) -> None:

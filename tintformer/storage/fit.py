@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 MOST_TABLES = 2**30
 """Bytes of buffers that a configuration may ask for without weights of that size beside it."""
-_DTYPES = ("F16", "BF16", "F32", "F64")
+DTYPES = ("F16", "BF16", "F32", "F64")
+"""Of weights, as safetensors call them."""
 _OLD_BUFFERS = (r"\.attn\.bias$", r"\.masked_bias$", r"rotary_emb\.inv_freq$")
 """Constants that versions of transformers long past wrote beside the weights."""
 
@@ -140,7 +141,7 @@ def _wrong_dtypes(model: Any, headers: SafetensorsHeaders) -> list[str]:
     return [
         f"{key}: {dtype}"
         for key, dtype in sorted(headers.dtypes.items())
-        if dtype not in _DTYPES and (_spellings(model, key) & asked or not _is_ignored(model, key))
+        if dtype not in DTYPES and (_spellings(model, key) & asked or not _is_ignored(model, key))
     ]
 
 

@@ -26,7 +26,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from tintformer.errors import LoadError, TintError, cause
 from tintformer.integrations.transformers.config import TintConfig
-from tintformer.storage.fit import check_shapes, check_tables
+from tintformer.storage.fit import DTYPES, check_shapes, check_tables
 from tintformer.storage.foreign_files import check_model_files, read_foreign_json
 from tintformer.storage.safetensors_headers import INDEX, WEIGHTS, SafetensorsHeaders, refuse_adapters
 from tintformer.storage.untrusted import build_on_meta, refuse_huge_generation
@@ -217,6 +217,8 @@ def check_fit(config: TintConfig, stored: SafetensorsHeaders, directory: Path) -
         raise LoadError(f"{directory} {kind} {odd[0]}, unlike the model that its {CONFIG} describes")
     buffers = {BUFFERS + name: tuple(buffer.shape) for name, buffer in model.named_buffers()}
     check_shapes(asked | buffers, stored.shapes, str(directory))
+    if odd := sorted(name for name, dtype in stored.dtypes.items() if dtype not in DTYPES):
+        raise LoadError(f"{directory} holds {odd[0]} as {stored.dtypes[odd[0]]}, which is no floating-point weight")
     check_tables(model, stored.num_bytes, str(directory / CONFIG))
 
 
