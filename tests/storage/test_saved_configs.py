@@ -304,13 +304,15 @@ def save_tint_model(model: Any, place: Path) -> None:
 
 
 def test_numbers_of_numpy_stay_numbers() -> None:
-    config = transformers.LlamaConfig(**{"extra": numpy.float32(0.5), "more": torch.tensor(3), "kind": torch.bfloat16})
+    config: Any = transformers.LlamaConfig
+    config = config(**{"extra": numpy.float32(0.5), "more": torch.tensor(3), "kind": torch.bfloat16})
     settings = plain_settings(config)
     assert (settings["extra"], settings["more"], settings["kind"]) == (0.5, 3, "bfloat16")
 
 
 def test_what_json_has_no_form_for_is_refused_in_one_line() -> None:
-    config = transformers.LlamaConfig(**{"extra": {(1, 2): 3}})
+    config: Any = transformers.LlamaConfig
+    config = config(**{"extra": {(1, 2): 3}})
     with pytest.raises(tint.TintError, match="the configuration of llama cannot be saved: keys must be") as refused:
         plain_settings(config)
     assert "\n" not in str(refused.value)
