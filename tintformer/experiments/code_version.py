@@ -48,6 +48,7 @@ DECIDES_NOTHING = {
     "simulator.checkpoint": "saves and loads what is built again from the auxiliary model",
     "learning.text": "finds a tokenizer, which is in a record's identity by its content",
     "learning.engine_registry": "finds an engine by its name, which is in a record's identity",
+    "learning.update_files": "saves and loads an update that was made",
     "learning.update_view": "shows an update that was made, and what it did",
     "experiments.sources": "reads descriptions and rows; prompts and texts are in a record's identity",
     "experiments.open_models": "hashes a model into the identity itself",

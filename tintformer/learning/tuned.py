@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import os
 from collections.abc import Set
-from dataclasses import asdict, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
@@ -18,23 +16,19 @@ from torch import Tensor, nn
 
 from tintformer.auxiliary.description import Auxiliary, ops
 from tintformer.auxiliary.ops import Weight
-from tintformer.auxiliary.placement import placed_parameters
 from tintformer.engines.fast import FastEngine
-from tintformer.engines.fast.updates import Factors, MatrixUpdate, Updates
-from tintformer.errors import InputError, LoadError, TintError
+from tintformer.engines.fast.updates import MatrixUpdate, Updates
+from tintformer.errors import InputError, TintError
 from tintformer.execution.batch import Batch, Masks
 from tintformer.execution.engine import parameter_updates
 from tintformer.execution.hook_points import parameter_names
 from tintformer.execution.hooks import Hooks, Watchable
 from tintformer.execution.output import Logits, TintOutput, positions_of
+from tintformer.learning.update_files import read_update, write_update
 from tintformer.learning.update_view import By, UpdateEffects, UpdateView, effects
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.rule.trainable import trainable_weights
 from tintformer.storage.loading import load
-from tintformer.storage.whole_files import whole_file
-from tintformer.version import __version__
-
-FORMAT = "tintformer-update-1"
 
 
 class Tuned(Watchable):
@@ -161,105 +155,11 @@ class Tuned(Watchable):
         return result.eval()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the update as safetensors: factors or full updates, whichever is smaller, and the base's hash."""
-        from safetensors import SafetensorError
-        from safetensors.torch import save_file
-
-        tensors: dict[str, Tensor] = {}
-        rates: dict[str, float] = {}
-        for key, weight in _keys(self.auxiliary, self.rule).items():
-            if weight in self._updates.vectors:
-                tensors[f"{key}|vector"] = self._updates.vectors[weight]
-            update = self._updates.matrices.get(weight)
-            if update is not None and update.dense is not None:
-                tensors[f"{key}|delta"] = update.dense
-            for number, factors in enumerate(update.factors if update is not None else ()):
-                tensors[f"{key}|x{number}"], tensors[f"{key}|g{number}"] = factors.x, factors.g
-                rates[f"{key}|{number}"] = factors.rate
-        metadata = {
-            "format": FORMAT,
-            "version": __version__,
-            "base": base_hash(self.auxiliary),
-            "base_name": self.auxiliary.name,
-            "rule": json.dumps(asdict(self.rule)),
-            "rates": json.dumps(rates),
-        }
-        target = Path(path)
-        if target.exists() and not target.is_file():  # a directory, or a device, which the rename would replace
-            raise TintError(f"cannot write {target}: it is no regular file")
-        try:
-            with whole_file(target) as temporary:
-                save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, temporary, metadata=metadata)
-        except (OSError, SafetensorError) as error:
-            raise TintError(f"cannot write {target}: {error}") from error
+        """Write the update as safetensors: factors or full updates, whichever is smaller; see `update_files`."""
+        write_update(Path(path), self.auxiliary, self.rule, self._updates)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Any) -> Tuned:
-        """Read an update back onto the model it was learnt on; any other base is refused."""
+        """Read an update back onto the model it was learnt on; any other base is refused, and so is a damaged file."""
         auxiliary = load(model)
-        metadata, tensors = _read(Path(path))
-        # By its bytes, not its name: factors onto other weights would load without complaint and predict nonsense.
-        if metadata["base"] != base_hash(auxiliary):
-            raise LoadError(
-                f"{path} was learnt on other weights ({metadata['base_name']}) than those of {auxiliary.name}; "
-                "an update fits its own base only"
-            )
-        rule = LearningRule(**json.loads(metadata["rule"]))
-        rates: dict[str, float] = json.loads(metadata["rates"])
-        updates = Updates()
-        for key, weight in _keys(auxiliary, rule).items():
-            if f"{key}|vector" in tensors:
-                updates.vectors[weight] = tensors[f"{key}|vector"].to(weight.home)
-            dense = tensors.get(f"{key}|delta")
-            factors = [
-                Factors(
-                    tensors[f"{key}|x{number}"].to(weight.home),
-                    tensors[f"{key}|g{number}"].to(weight.home),
-                    rate,
-                )
-                for number, rate in enumerate(_in_order(rates, key))
-            ]
-            if dense is not None or factors:
-                dense = None if dense is None else dense.to(weight.home)
-                updates.matrices[weight] = MatrixUpdate(dual=dense is None, keep=True, factors=factors, dense=dense)
-        return cls(auxiliary, rule, updates)
-
-
-def _in_order(rates: dict[str, float], key: str) -> list[float]:
-    """The rates of one weight's factors, first step first."""
-    count = sum(name.rpartition("|")[0] == key for name in rates)
-    return [rates[f"{key}|{number}"] for number in range(count)]
-
-
-def _keys(auxiliary: Auxiliary, rule: LearningRule) -> dict[str, Weight]:
-    """Trainable weights by the name under which they are stored; parts of fused parameters have a number."""
-    return {
-        weight.name if weight.part is None else f"{weight.name}#{weight.part.index}": weight
-        for weight in trainable_weights(rule, auxiliary)
-    }
-
-
-def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise LoadError(f"{path} is not an update of tintformer (format {metadata.get('format')!r})")
-            return metadata, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-    except (OSError, SafetensorError) as error:
-        raise LoadError(f"cannot read the update {path}: {error}") from error
-
-
-def base_hash(auxiliary: Auxiliary) -> str:
-    """SHA-256 of all parameters of the base: names, types, shapes and bytes."""
-    digest = hashlib.sha256()
-    tied = {data.data_ptr(): name for name, (data, _) in reversed(placed_parameters(auxiliary.model).items())}
-    for name, (data, _) in placed_parameters(auxiliary.model).items():
-        if tied[data.data_ptr()] != name:  # once, under its first name
-            continue
-        tensor = data.cpu().contiguous()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.view(torch.uint8).numpy().data if tensor.dim() else tensor.numpy().tobytes())
-    return digest.hexdigest()
+        return cls(auxiliary, *read_update(Path(path), auxiliary))

@@ -5,7 +5,8 @@
                         with `full` every constructed tensor too, behind "simulator.", which loading compares with
                         what it rebuilds
 
-Both files are written to temporary names and renamed; the weights name the configuration that they belong to.
+Both files are written to temporary names and renamed; the weights name the configuration that they belong to, and a
+checksum over them and their names tells whether they have changed since (`storage/checksums.py`).
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from torch import Tensor
 from tintformer.auxiliary.describe import describe
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.validation import check_model
-from tintformer.errors import LoadError, TintError
+from tintformer.errors import LoadError, TintError, cause
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator.construction import Construction
+from tintformer.storage.checksums import Checksum, write_tensors
 from tintformer.storage.foreign_files import check_model_files, read_foreign_json
 from tintformer.storage.loading import SIMULATOR_FORMAT
-from tintformer.storage.untrusted import build_config, build_on_meta
+from tintformer.storage.saved_configs import checked_settings
+from tintformer.storage.untrusted import build_config, build_on_meta, is_finite, read_dtype
 from tintformer.storage.whole_files import whole_file
 from tintformer.version import __version__
 
@@ -37,28 +40,22 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 AUXILIARY, STRUCTURE = "auxiliary.", "simulator."
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-}
 
 
 def save(simulator: Simulator, directory: str | os.PathLike[str], *, full: bool = False) -> Path:
     """Write a simulator; `full` adds the constructed tensors, which others may want to read without this package."""
     from safetensors import SafetensorError
-    from safetensors.torch import save_file
 
     target = Path(directory)
     config = _config(simulator, full=full)
-    tensors = {
-        f"{AUXILIARY}{name}": tensor.detach().cpu() for name, tensor in _state(simulator.auxiliary.model).items()
-    }
+    tensors = {f"{AUXILIARY}{name}": tensor for name, tensor in _state(simulator.auxiliary.model).items()}
     if full:
         tensors |= {f"{STRUCTURE}{name}": tensor for name, tensor in _constructed(simulator).items()}
     try:
         target.mkdir(parents=True, exist_ok=True)
         with whole_file(target / WEIGHTS) as weights, whole_file(target / CONFIG) as text:
             metadata = {"format": SIMULATOR_FORMAT, "config": _hash(config), "version": __version__}
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, weights, metadata=metadata)
+            write_tensors(weights, tensors, metadata)
             text.write_text(json.dumps(config, indent=2) + "\n")
     except (OSError, SafetensorError) as error:
         raise TintError(f"cannot write {target}: {error}") from error
@@ -74,6 +71,9 @@ def load(directory: str | os.PathLike[str]) -> Simulator:
     metadata, tensors = _read_tensors(path / WEIGHTS)
     if metadata.get("config") != _hash(config):
         raise LoadError(f"{path / WEIGHTS} was written with another {CONFIG}: the two files do not belong together")
+    known = (AUXILIARY, STRUCTURE) if config["full"] else (AUXILIARY,)
+    if odd := [name for name in tensors if not name.startswith(known)]:
+        raise LoadError(f"{path / WEIGHTS} holds {odd[0]!r:.80}, which is no part of the simulator of its {CONFIG}")
     auxiliary = _rebuild_auxiliary(config, tensors, path)
     try:
         rule, construction = LearningRule(**config["learning_rule"]), Construction(**config["construction"])
@@ -87,15 +87,13 @@ def load(directory: str | os.PathLike[str]) -> Simulator:
 
 
 def _config(simulator: Simulator, *, full: bool) -> dict[str, Any]:
-    model = simulator.auxiliary.model
-    auxiliary = {key: value for key, value in model.config.to_dict().items() if not key.startswith("_")}
     return {
         "model_type": "tint",
         "format": SIMULATOR_FORMAT,
         "version": __version__,
         "name": simulator.auxiliary.name,
         "dtype": str(simulator.auxiliary.dtype).removeprefix("torch."),
-        "auxiliary": json.loads(json.dumps(auxiliary, default=str)),
+        "auxiliary": checked_settings(simulator.auxiliary),
         "learning_rule": asdict(simulator.rule),
         "construction": asdict(simulator.construction),
         "full": full,
@@ -136,12 +134,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     missing = sorted({"auxiliary", "learning_rule", "construction", "dtype", "name", "full"} - set(config))
     if missing:
         raise LoadError(f"{path / CONFIG} lacks {', '.join(missing)}")
-    if not isinstance(config["dtype"], str) or config["dtype"] not in _DTYPES:
-        raise LoadError(
-            f"{path / CONFIG} has dtype {repr(config['dtype'])[:80]}; known are {', '.join(_DTYPES)}, so build it anew"
-        )
-    if not isinstance(config["name"], str):
-        raise LoadError(f"{path / CONFIG} has a name that is no text; build it anew with `tint build`")
+    for name, kind in (("name", str), ("full", bool)):
+        if not isinstance(config[name], kind):
+            raise LoadError(f"{path / CONFIG} has {name}={config[name]!r:.40}, which must be a {kind.__name__}")
     return config
 
 
@@ -153,9 +148,14 @@ def _read_tensors(file: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
             metadata = opened.metadata() or {}
             if metadata.get("format") != SIMULATOR_FORMAT:
                 raise LoadError(f"{file} holds no simulator (format {metadata.get('format')!r})")
-            return metadata, {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (not a dict)
+            tensors = {key: opened.get_tensor(key) for key in sorted(opened.keys())}
     except (OSError, SafetensorError) as error:
         raise LoadError(f"cannot read {file}: {error}") from error
+    checksum = Checksum(metadata)
+    for name, tensor in tensors.items():
+        checksum.add(name, tensor)
+    checksum.check(file)
+    return metadata, tensors
 
 
 def _rebuild_auxiliary(config: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> Auxiliary:
@@ -163,12 +163,13 @@ def _rebuild_auxiliary(config: dict[str, Any], tensors: dict[str, Tensor], path:
 
     stored = {name[len(AUXILIARY) :]: tensor for name, tensor in tensors.items() if name.startswith(AUXILIARY)}
     try:
+        dtype = read_dtype(config["dtype"], "dtype")
         auxiliary_config = build_config(config["auxiliary"], "auxiliary", config["name"])
         _check_state(_state(build_on_meta(auxiliary_config, len(stored), "auxiliary")), stored, path / WEIGHTS)
         with torch.random.fork_rng(devices=[]):
-            model: Any = AutoModelForCausalLM.from_config(auxiliary_config, dtype=_DTYPES[config["dtype"]])
+            model: Any = AutoModelForCausalLM.from_config(auxiliary_config, dtype=dtype)
     except TintError as error:
-        raise LoadError(f"cannot rebuild the auxiliary of {path}: {error}") from error
+        raise LoadError(f"cannot rebuild the auxiliary of {path}: {cause(error)}") from error
     for name, tensor in _state(model).items():
         tensor.data = stored[name]  # with its own dtype, which a conversion may have given a buffer
     model.eval()
@@ -183,8 +184,9 @@ def _check_state(wanted: dict[str, Tensor], stored: dict[str, Tensor], file: Pat
         if tensor.shape != stored[name].shape:
             shapes = f"{tuple(stored[name].shape)} instead of {tuple(tensor.shape)}"
             raise LoadError(f"{file} holds {name} as {shapes}")
-        if stored[name].dtype not in _DTYPES.values():
-            raise LoadError(f"{file} holds {name} as {stored[name].dtype}, which is no floating-point weight")
+        read_dtype(stored[name].dtype, f"{file}: the dtype of {name}")
+        if not is_finite(stored[name]):
+            raise LoadError(f"{file}: {name} contains NaN or infinity; the file is damaged")
 
 
 def _check_structure(stored: dict[str, Tensor], rebuilt: dict[str, Tensor], file: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from tintformer.errors import LoadError
+from tintformer.storage.checksums import CHECKSUM, Checksum
 from tintformer.storage.foreign_files import check_regular, read_foreign_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -44,10 +45,21 @@ class SafetensorsHeaders:
         return sum(prod(shape) for shape in self.shapes.values())
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """One tensor after the other, so that a model is never in memory twice."""
+        """One tensor after the other, so that a model is never in memory twice; behind the last, the checksum.
+
+        Other tools rewrite such files and know of no checksum: it is compared where there is one.
+        """
         for file in sorted(set(self.files.values())):
             with _open_safetensors(file) as opened:
-                yield from ((name, opened.get_tensor(name)) for name in opened.keys())  # noqa: SIM118 (not a dict)
+                metadata: dict[str, str] = opened.metadata() or {}
+                checksum = Checksum(metadata) if CHECKSUM in metadata else None
+                for name in sorted(opened.keys()):
+                    tensor = opened.get_tensor(name)
+                    if checksum is not None:
+                        checksum.add(name, tensor)
+                    yield name, tensor
+                if checksum is not None:
+                    checksum.check(file)
 
 
 def refuse_adapters(directory: Path) -> None:

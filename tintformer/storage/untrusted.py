@@ -20,6 +20,7 @@ from tintformer.errors import LoadError, UnsupportedModelError, cause
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 MAX_SIZE = 2**24
 """Of anything that is counted. The largest vocabularies of the supported families are a sixtieth of it."""
 MAX_REPEATED = 4096
@@ -121,6 +122,20 @@ def build_config(settings: Any, where: str, name: str) -> PreTrainedConfig:
         raise LoadError(f"the configuration of {name} cannot be read: {cause(error)}") from error
     find_family(config, name)
     return config
+
+
+def read_dtype(found: Any, where: str) -> torch.dtype:
+    """The dtype of weights that a file or a caller names; one in which nothing here computes is refused."""
+    dtype = getattr(torch, found, None) if isinstance(found, str) else found
+    if dtype not in DTYPES:
+        known = ", ".join(str(each).removeprefix("torch.") for each in DTYPES)
+        raise LoadError(f"{where}={found!r:.40} is not a floating-point type that models have; choose one of {known}")
+    return dtype
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor infinity, in no memory and at the speed of reading it."""
+    return not tensor.numel() or all(bool(torch.isfinite(end)) for end in tensor.aminmax())
 
 
 def build_on_meta(config: Any, num_tensors: int, where: str) -> Any:

@@ -233,9 +233,10 @@ class FastExecutor(TensorStreams):
         # to each score and costs no product of its own.
         if update.dual:
             y = self._shared_product(op, x)
+            implied = bias_update is not None and not update.own_bias
             for factors in update.factors:
-                y = factors.add_forward(y, x, with_bias=bias_update is not None)
-            return y
+                y = factors.add_forward(y, x, with_bias=implied)
+            return y if implied or bias_update is None else (y + bias_update[:, None]).to(y.dtype)
         matrices = self.formed(op, update)
         # A formed matrix is float32 at least, so x is widened for this product and its result rounded once.
         y = x.to(matrices.dtype) @ (matrices.mT if len(matrices) == len(x) else matrices[0].mT)

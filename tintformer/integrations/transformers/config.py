@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any, ClassVar
 
-import torch
 from transformers.configuration_utils import PreTrainedConfig
 
 from tintformer.auxiliary.validation import find_family
@@ -14,7 +13,8 @@ from tintformer.integrations.transformers.register import register_config
 from tintformer.learning.engine_registry import engines_that
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator.construction import Construction
-from tintformer.storage.untrusted import build_config
+from tintformer.storage.saved_configs import plain_settings
+from tintformer.storage.untrusted import build_config, read_dtype
 from tintformer.version import __version__
 
 MODEL_TYPE = "tint"
@@ -68,9 +68,8 @@ class TintConfig(PreTrainedConfig):
         if (found := kwargs.pop("model_type", MODEL_TYPE)) != MODEL_TYPE:
             raise LoadError(f"model_type {found!r} is not {MODEL_TYPE!r}: these are the files of another kind of model")
         self.check()
-        dtype = getattr(torch, self.dtype, None) if isinstance(self.dtype, str) else self.dtype
-        if self.dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise LoadError(f"dtype={self.dtype!r} is not a floating-point type")
+        if self.dtype is not None:
+            read_dtype(self.dtype, "dtype")
         super().__post_init__(**kwargs)
 
     def check(self) -> None:
@@ -97,12 +96,12 @@ class TintConfig(PreTrainedConfig):
         return self.auxiliary
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is written; of the base model's configuration all that is public, so that no default can change it."""
+        """As it is written; of the base model's configuration every key, so that no default can change it."""
         result = super().to_dict()
         for name in ("learning_rule", "construction"):
             if is_dataclass(found := result[name]) and not isinstance(found, type):  # not checked yet
                 result[name] = asdict(found)
-        result["auxiliary"] = {key: value for key, value in result["auxiliary"].items() if not key.startswith("_")}
+        result["auxiliary"] = plain_settings(self.auxiliary)
         return result
 
 

@@ -7,6 +7,7 @@
     generation_config.json           how it generates by default
     README.md                        the model card
 
+Every file of weights has a checksum over its content in its metadata, which is compared where it is there.
 Everything is checked on configuration and headers before a tensor is read. Pickles and code are refused, not skipped.
 """
 
@@ -26,10 +27,11 @@ from transformers.modeling_utils import PreTrainedModel
 
 from tintformer.errors import LoadError, TintError, cause
 from tintformer.integrations.transformers.config import TintConfig
+from tintformer.storage.checksums import write_tensors
 from tintformer.storage.fit import DTYPES, check_shapes, check_tables
 from tintformer.storage.foreign_files import check_model_files, read_foreign_json
 from tintformer.storage.safetensors_headers import INDEX, WEIGHTS, SafetensorsHeaders, refuse_adapters
-from tintformer.storage.untrusted import build_on_meta, refuse_huge_generation
+from tintformer.storage.untrusted import build_on_meta, is_finite, read_dtype, refuse_huge_generation
 from tintformer.storage.whole_files import check_directory, whole_files
 
 CONFIG, GENERATION, CARD = "config.json", "generation_config.json", "README.md"
@@ -89,12 +91,7 @@ class PretrainedOptions:
 
 
 def _read_dtype(found: Any) -> torch.dtype | None:
-    dtype = getattr(torch, found, found) if isinstance(found, str) and found != "auto" else found
-    if dtype is None or dtype == "auto":
-        return None
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise LoadError(f"dtype={found!r} is not a floating-point type; use torch.float32")
-    return dtype
+    return None if found is None or found == "auto" else read_dtype(found, "dtype")
 
 
 def read_config(directory: Path, asked: PretrainedOptions) -> TintConfig:
@@ -135,7 +132,8 @@ def fill(model: PreTrainedModel, stored: SafetensorsHeaders) -> None:
     for name, tensor in stored.tensors():
         if name not in places:  # a table of another version of transformers, which this one makes itself
             continue
-        if not bool(torch.isfinite(tensor).all()):
+        read_dtype(tensor.dtype, f"{stored.files[name]}: the dtype of {name}")
+        if not is_finite(tensor):
             raise LoadError(f"{stored.files[name]}: {name} contains NaN or infinity; the file is damaged")
         places[name].data = tensor
 
@@ -234,7 +232,6 @@ def write(
     """Write a model; an earlier one in the same place is replaced whole, or left as it was."""
     from huggingface_hub import split_torch_state_dict_into_shards
     from safetensors import SafetensorError
-    from safetensors.torch import save_file
 
     check_directory(directory, [WEIGHTS, INDEX, GENERATION, CONFIG, CARD])
     split = split_torch_state_dict_into_shards(tensors, max_shard_size=max_shard_size)
@@ -246,7 +243,7 @@ def write(
     try:
         with whole_files(directory, names) as new:
             for file, held in split.filename_to_tensors.items():
-                save_file({name: tensors[name].contiguous() for name in held}, new / file, metadata={"format": "pt"})
+                write_tensors(new / file, {name: tensors[name] for name in held}, {"format": "pt"})
             if split.is_sharded:
                 index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
                 (new / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -21,6 +21,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 
 from tintformer.auxiliary.describe import describe
+from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.validation import check_model
 from tintformer.errors import InputError, LoadError, TintError
 from tintformer.execution.batch import Batch
@@ -34,6 +35,7 @@ from tintformer.learning.engine_registry import ENGINES, make_engine
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.storage.loading import load
 from tintformer.storage.safetensors_headers import read_headers
+from tintformer.storage.saved_configs import checked_settings
 
 _IGNORED_LABEL = -100
 
@@ -178,12 +180,14 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
         options = {name: given[name] for name in known if name in given}
         key = config.rule, config.engine, options, weights
         if self._built is None or self._built[0] != key:
-            name = config.base_model or config.auxiliary.model_type
-            auxiliary = describe(self.auxiliary, check_model(self.auxiliary, name), name)
-            engine = make_engine(config.engine, auxiliary, config.rule, **options)
+            engine = make_engine(config.engine, self._describe(), config.rule, **options)
             assert isinstance(engine, Continues), "the configuration is checked for it"
             self._built = key, engine  # in a tuple, so that a simulator is no submodule
         return self._built[1]
+
+    def _describe(self) -> Auxiliary:
+        name = self.config.base_model or self.config.auxiliary.model_type
+        return describe(self.auxiliary, check_model(self.auxiliary, name), name)
 
     # Generation.
 
@@ -254,6 +258,7 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
         self.config.check()
         self.config.architectures = [type(self).__name__]
         self.config.auxiliary.dtype = self.config.dtype = self.auxiliary.dtype
+        checked_settings(self._describe())
         named = {files.PARAMETERS + name: tensor for name, tensor in self.auxiliary.named_parameters()}
         buffers = {files.BUFFERS + name: tensor for name, tensor in files.buffers(self.auxiliary).items()}
         files.write(
