@@ -146,6 +146,7 @@ class Tuned(Watchable):
         It is independent of the auxiliary unless `share` is set: then it holds the auxiliary's own tensors wherever
         nothing has been learnt, which saves their memory but must not be trained.
         """
+        self.auxiliary.require_unchanged()
         model = self.auxiliary.model
         if any(parameter.is_meta for parameter in model.parameters()):
             raise TintError(
@@ -165,6 +166,7 @@ class Tuned(Watchable):
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
+        self.auxiliary.require_unchanged()
         tensors: dict[str, Tensor] = {}
         rates: dict[str, float] = {}
         for key, weight in _keys(self.auxiliary, self.rule).items():

@@ -177,7 +177,7 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
         known, given = ENGINES[config.engine].options(), config.construction
         options = {name: given[name] for name in known if name in given}
         key = config.rule, config.engine, options, weights
-        if self._built is None or self._built[0] != key:
+        if self._built is None or self._built[0] != key or self._built[1].auxiliary.has_changed():
             name = config.base_model or config.auxiliary.model_type
             auxiliary = describe(self.auxiliary, check_model(self.auxiliary, name), name)
             engine = make_engine(config.engine, auxiliary, config.rule, **options)
