@@ -20,6 +20,8 @@ _SHOWN = 4
 """Names of modules that a reason lists; of the others it gives the number."""
 _HARMLESS = {"extra_repr", "reset_parameters"}
 """Methods that a subclass may replace: they print or initialise."""
+_FOLLOWED = {"eps", "variance_epsilon", "attention_scaling", "p"}
+"""Numbers that are read off the modules themselves, and the share of a dropout, which is off."""
 _ALLOWED = ("transformers", "accelerate")
 """Packages whose own hooks move tensors or record outputs, and change no number."""
 _MERGE = (
@@ -91,7 +93,7 @@ def _compare(model: Any) -> Iterator[tuple[str, str]]:
         reasons = list(patches(module, kernels=uses_kernels(model)))
         if (patched := _patched_class(type(module))) is not None:
             reasons.append(patched)
-        yield from ((path, reason) for reason in reasons)
+        yield from ((path, reason) for reason in (*reasons, *_other_numbers(module, its)))
         for key, _ in its.named_parameters(recurse=False, remove_duplicate=False):
             if not reasons and module.__dict__["_parameters"].get(key) is None:
                 yield f"{path}.{key}", "no parameter of its module; make it one: torch.nn.Parameter"
@@ -118,6 +120,15 @@ def _other_class(module: nn.Module, expected: nn.Module) -> str | None:
         replaced = set()
     what = f" with another {', '.join(sorted(replaced))}" if replaced else ""
     return _remedy(_origin(module)) or f"a {cls.__name__}{what}, where the model's class has {its.__name__}; restore it"
+
+
+def _other_numbers(module: nn.Module, expected: nn.Module) -> Iterator[str]:
+    """Factors and bounds that were set on a module afterwards, where we go by the configuration."""
+    now, then = module.__dict__, expected.__dict__
+    for key in now.keys() & then.keys():
+        pair = now[key], then[key]
+        if float in map(type, pair) and pair[0] != pair[1] and key not in _FOLLOWED and "drop" not in key:
+            yield f"its {key} is {pair[0]}, where the configuration makes it {pair[1]}; restore it"
 
 
 @functools.cache
