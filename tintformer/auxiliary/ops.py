@@ -39,7 +39,7 @@ class Weight:
     name: str
     """The Hugging Face parameter name, under which updates are reported."""
     source: Tensor = field(repr=False)
-    """The Hugging Face parameter itself."""
+    """The Hugging Face parameter itself, or what accelerate keeps of it; it is read without a gradient."""
     transposed: bool = False
     """Stored as `[in, out]` (the Conv1D of GPT-2)."""
     part: Part | None = None
@@ -53,11 +53,12 @@ class Weight:
 
     def whole(self) -> Float[Tensor, ...]:
         """The Hugging Face parameter, where it is computed with."""
-        return self.source if self.device is None else self.source.to(self.device)
+        source = self.source.detach()
+        return source if self.device is None else source.to(self.device)
 
     def rows(self, index: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         """Rows of a table; of one that is kept elsewhere, no more than they are brought in."""
-        return functional.embedding(index.to(self.source.device), self.source).to(self.home)
+        return functional.embedding(index.to(self.source.device), self.source.detach()).to(self.home)
 
     def read(self) -> Float[Tensor, ...]:
         """Our view of the parameter; a copy only where a family interleaves fused rows by head."""

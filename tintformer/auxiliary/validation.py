@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from tintformer.auxiliary.activations import FUNCTIONS
+from tintformer.auxiliary.alterations import alterations
 from tintformer.auxiliary.families import families
 from tintformer.auxiliary.families.family import Config, Family
 from tintformer.auxiliary.placement import placed_parameters
@@ -73,9 +74,9 @@ def _quantisation(config: Config) -> str | None:
 
 
 def check_model(model: Any, name: str) -> Family:
-    """The family of a supported model object whose weights are all there and finite."""
+    """The family of a supported model object that computes as its class says and whose weights are there and finite."""
     family = find_family(model.config, name)
-    reasons: list[str] = []
+    reasons = alterations(model)
     if model.get_output_embeddings() is None:
         reasons.append(f"{type(model).__name__} has no language-model head; load it as a causal language model")
     for parameter_name, (parameter, _) in placed_parameters(model).items():

@@ -279,6 +279,7 @@ def _integers(name: str, value: Tensor) -> Tensor:
 
 
 def _tokens(input_ids: Tensor, auxiliary: Auxiliary) -> Tensor:
+    auxiliary.require_unchanged()  # here, because every call of every engine begins with its tokens
     ids = _integers("input_ids", input_ids).to(auxiliary.device)
     if ids.dim() != 2 or 0 in ids.shape:
         raise InputError(f"input_ids has shape {tuple(ids.shape)}; it must be [batch, tokens], neither of them 0")

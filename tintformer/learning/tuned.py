@@ -140,6 +140,7 @@ class Tuned(Watchable):
         It is independent of the auxiliary unless `share` is set: then it holds the auxiliary's own tensors wherever
         nothing has been learnt, which saves their memory but must not be trained.
         """
+        self.auxiliary.require_unchanged()
         model = self.auxiliary.model
         if any(parameter.is_meta for parameter in model.parameters()):
             raise TintError(
@@ -156,6 +157,7 @@ class Tuned(Watchable):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the update as safetensors: factors or full updates, whichever is smaller; see `update_files`."""
+        self.auxiliary.require_unchanged()
         write_update(Path(path), self.auxiliary, self.rule, self._updates)
 
     @classmethod

@@ -11,8 +11,9 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from tintformer.auxiliary.description import Auxiliary, compute_dtype
+from tintformer.auxiliary.model_record import CopiedWeights
 from tintformer.auxiliary.ops import Weight
-from tintformer.errors import DivergenceError, InputError
+from tintformer.errors import DivergenceError, InputError, TintError
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch, LearningMasks
 from tintformer.execution.continuation import Continuation, KeyValueCache
@@ -67,6 +68,7 @@ class Simulator(nn.Module, Watchable):
         self.structure = nn.ModuleDict(structure.modules)
         self._keys = structure.keys
         self.prefix = nn.ParameterDict()
+        self._copied = CopiedWeights(list(auxiliary.model.parameters()))
         self._write_prefix()
         self._build_ends()
         self.to(device=auxiliary.device)
@@ -97,6 +99,7 @@ class Simulator(nn.Module, Watchable):
     @torch.no_grad()
     def run(self, batch: Batch, *, logits_at: Bool[Tensor, "B T"] | None, before: bool) -> EngineResult:
         """Train every sequence on its own, then predict: the simulator as an engine."""
+        self._require_current()
         executor = SimulatorExecutor(self, batch)
         observed = self.hooks.observed(executor, batch)
         untrained = walk.forward_pass(observed, self.auxiliary, "before") if before else None
@@ -110,10 +113,22 @@ class Simulator(nn.Module, Watchable):
     @torch.no_grad()
     def begin(self, batch: Batch, *, keep_cache: bool) -> SimulatorContinuation:
         """Train every sequence on its own and read it; `keep_cache` keeps the keys and values that going on needs."""
+        self._require_current()
         cache = KeyValueCache() if keep_cache else None
         executor = SimulatorExecutor(self, batch, cache=cache)
         x = walk.learn_and_read(self.hooks.observed(executor, batch), self.auxiliary, self.rule, batch)
         return SimulatorContinuation(executor, cache, self._checked(x.data[:, 0]))
+
+    def _require_current(self) -> None:
+        # Prefix tokens hold copies, tables the model's own memory: after a change it would be neither old nor new.
+        if self._copied.changed():
+            raise TintError(
+                f"the weights of {self.auxiliary.name} have changed since the simulator was built, which holds them in "
+                "prefix tokens; build it again"
+            )
+        narrow = next(self.parameters()).dtype
+        if torch.promote_types(narrow, self.dtype) != narrow:
+            raise TintError(f"the simulator was built in {self.dtype} and cannot compute in {narrow}; build it again")
 
     def _checked(self, x: Tensor) -> Tensor:
         if not bool(torch.isfinite(x.sum())):
@@ -126,6 +141,8 @@ class Simulator(nn.Module, Watchable):
 
     def save_pretrained(self, directory: str | os.PathLike[str], *, full: bool = False) -> None:
         """Write the auxiliary's weights and a configuration; `full` adds every constructed tensor."""
+        self.auxiliary.require_unchanged()
+        self._require_current()
         checkpoint.save(self, directory, full=full)
 
     @classmethod

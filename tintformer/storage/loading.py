@@ -54,11 +54,23 @@ def _load_object(model: Any, dtype: torch.dtype | None, device: Any) -> Auxiliar
     from transformers import PreTrainedModel
 
     if not isinstance(model, PreTrainedModel):
-        raise LoadError(f"cannot load a {type(model).__name__}; pass a name, a directory or a transformers model")
+        raise LoadError(f"cannot load a {type(model).__name__}; pass {_what_to_pass(model)}")
     if dtype is not None or device is not None:
         raise LoadError("a model object keeps its dtype and device; convert it before, e.g. model.to(torch.float32)")
     name = getattr(model, "name_or_path", "") or type(model).__name__
     return describe(model, check_model(model, name), name)
+
+
+def _what_to_pass(model: Any) -> str:
+    """In place of an object that is no transformers model, but may hold one."""
+    for attribute, what in (
+        ("merge_and_unload", "the model with its adapter merged: model.merge_and_unload()"),
+        ("_orig_mod", "the model that was compiled: model._orig_mod"),
+        ("module", "the model inside of it: model.module"),
+    ):
+        if hasattr(model, attribute):
+            return what
+    return "a name, a directory or a transformers model"
 
 
 def _check_device_map(device: Any, device_map: DeviceMap | None) -> Any:

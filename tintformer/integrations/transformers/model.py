@@ -179,7 +179,7 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
         known, given = ENGINES[config.engine].options(), config.construction
         options = {name: given[name] for name in known if name in given}
         key = config.rule, config.engine, options, weights
-        if self._built is None or self._built[0] != key:
+        if self._built is None or self._built[0] != key or self._built[1].auxiliary.has_changed():
             engine = make_engine(config.engine, self._describe(), config.rule, **options)
             assert isinstance(engine, Continues), "the configuration is checked for it"
             self._built = key, engine  # in a tuple, so that a simulator is no submodule
