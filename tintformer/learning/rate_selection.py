@@ -14,7 +14,7 @@ from tintformer.auxiliary.description import Auxiliary
 from tintformer.errors import DivergenceError, InputError, RuleError
 from tintformer.execution.batch import Batch, LearningMasks, Masks
 from tintformer.learning.tint import Tint
-from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.learning_rule import LearningRule, require_rule
 from tintformer.storage.loading import load
 
 START = 12
@@ -95,7 +95,7 @@ def choose_rate(
     out there, and the rate is too large by their number. `on_point` is called with every rate as it is tried.
     `masks` are those of a call of `Tint`: `attention_mask`, `loss_mask`, `segment_ids`, `position_ids`.
     """
-    auxiliary = load(model)
+    auxiliary, rule = load(model), require_rule(rule)
     batch = Batch.of(auxiliary, input_ids, train_mask=train_mask, **masks)
     segments, losses = (masks.get(name) is not None for name in ("segment_ids", "loss_mask"))
     inner = _hold_out(auxiliary, batch, segments=segments, losses=losses)

@@ -14,7 +14,7 @@ from tintformer.execution.hooks import Hooks, Watchable
 from tintformer.execution.output import Logits, TintOutput, positions_of
 from tintformer.learning.engine_registry import make_engine
 from tintformer.learning.tuned import Tuned
-from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.learning_rule import LearningRule, require_rule
 from tintformer.storage.loading import load
 
 
@@ -29,7 +29,7 @@ class Tint(Watchable):
         self.auxiliary = load(model)
         self.rule = rule
         # Too many layers are refused here, before an engine is built, which takes the simulator a while.
-        rule.num_trained(len(self.auxiliary.blocks))
+        require_rule(rule).num_trained(len(self.auxiliary.blocks))
         self.engine: Engine = make_engine(engine, self.auxiliary, rule, **options)
 
     def __call__(

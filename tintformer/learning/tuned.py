@@ -28,7 +28,7 @@ from tintformer.execution.hook_points import parameter_names
 from tintformer.execution.hooks import Hooks, Watchable
 from tintformer.execution.output import Logits, TintOutput, positions_of
 from tintformer.learning.update_view import By, UpdateEffects, UpdateView, effects
-from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.learning_rule import LearningRule, require_rule
 from tintformer.rule.trainable import trainable_weights
 from tintformer.storage.loading import load
 from tintformer.storage.whole_files import whole_file
@@ -41,7 +41,7 @@ class Tuned(Watchable):
     """An auxiliary with one update on top; the auxiliary itself is not changed."""
 
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule, updates: Updates):
-        self.auxiliary, self.rule, self._updates = auxiliary, rule, updates
+        self.auxiliary, self.rule, self._updates = auxiliary, require_rule(rule), updates
         self._engine = FastEngine(auxiliary, rule)
         # Scoring has one pass, and it is the one after learning: there are no points of steps to wait at.
         self._engine.hooks = Hooks(auxiliary, rule, learns=False)
@@ -204,7 +204,7 @@ class Tuned(Watchable):
                 f"{path} was learnt on other weights ({metadata['base_name']}) than those of {auxiliary.name}; "
                 "an update fits its own base only"
             )
-        rule = LearningRule(**json.loads(metadata["rule"]))
+        rule = LearningRule.of(json.loads(metadata["rule"]))
         rates: dict[str, float] = json.loads(metadata["rates"])
         updates = Updates()
         for key, weight in _keys(auxiliary, rule).items():

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from tintformer.auxiliary.description import Auxiliary, compute_dtype
 from tintformer.auxiliary.ops import Weight
-from tintformer.errors import DivergenceError, InputError
+from tintformer.errors import DivergenceError
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch, LearningMasks
 from tintformer.execution.continuation import Continuation, KeyValueCache
 from tintformer.execution.engine import row_updates
 from tintformer.execution.hooks import Hooks, Watchable
 from tintformer.execution.output import EngineResult, Logits, TintOutput, positions_of, predict
-from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.learning_rule import LearningRule, require_rule
 from tintformer.simulator import checkpoint, prefix
 from tintformer.simulator.construction import Construction
 from tintformer.simulator.geometry import Geometry, auxiliary_width, derive
@@ -38,11 +38,7 @@ def build(model: Any, rule: LearningRule, **construction: Any) -> Simulator:
     `construction` are the knobs of `Construction`: layout, stack, tie_blocks, attention, ...; all other integers are
     derived. The auxiliary is never modified; its weights are copied into prefix tokens.
     """
-    unknown = sorted(set(construction) - set(Construction.__dataclass_fields__))
-    if unknown:
-        known = ", ".join(Construction.__dataclass_fields__)
-        raise InputError(f"unknown knobs of a simulator: {', '.join(unknown)}; known are {known}")
-    return Simulator(load(model), rule, Construction(**construction))
+    return Simulator(load(model), require_rule(rule), Construction.of(construction))
 
 
 class Simulator(nn.Module, Watchable):

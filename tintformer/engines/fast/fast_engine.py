@@ -11,6 +11,7 @@ from torch import Tensor
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.engines.fast.fast_executor import FastExecutor
 from tintformer.engines.fast.updates import Updates
+from tintformer.errors import InputError
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch
 from tintformer.execution.continuation import Continuation, KeyValueCache
@@ -18,6 +19,7 @@ from tintformer.execution.engine import row_updates
 from tintformer.execution.hooks import Hooks
 from tintformer.execution.output import EngineResult, Predictions, predict
 from tintformer.rule.learning_rule import LearningRule
+from tintformer.typed_fields import checked
 
 
 class FastEngine:
@@ -28,7 +30,8 @@ class FastEngine:
     """
 
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule, *, dual: bool | None = None):
-        self.auxiliary, self.rule, self.dual = auxiliary, rule, dual
+        self.auxiliary, self.rule = auxiliary, rule
+        self.dual = checked("dual", dual, bool | None, InputError)
         self.hooks = Hooks(auxiliary, rule)
 
     @torch.no_grad()
