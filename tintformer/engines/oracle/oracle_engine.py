@@ -19,8 +19,9 @@ from torch.nn import functional
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.families import families
 from tintformer.engines.oracle.twin import OracleMode, make_twin
-from tintformer.errors import InputError
+from tintformer.errors import DivergenceError, InputError, NonFiniteError
 from tintformer.execution.batch import SHARED, Batch
+from tintformer.execution.engine import undisturbed
 from tintformer.execution.output import EngineResult, Predictions
 from tintformer.rule.learning_rule import LearningRule
 
@@ -54,14 +55,29 @@ class OracleEngine:
         self.original = {name: value.detach().to(self.dtype) for name, value in model.named_parameters()}
         self.masks = self._trainable()
 
+    def __reduce__(self) -> Any:
+        # A copy makes a twin of its own: the functions that are patched into this one know only this one's modules.
+        return type(self), (self.auxiliary, self.rule)
+
+    @undisturbed
+    @torch.inference_mode(False)  # which autograd cannot work in
     def run(self, batch: Batch, *, logits_at: Bool[Tensor, "B T"] | None, before: bool) -> EngineResult:
         """Train every sequence on its own, then predict."""
         rows = [_segments(batch, row) for row in range(len(batch.input_ids))]
         if self.rule.takes_differences():
             _refuse_shared_tokens(batch, rows)
         tuned = [self._train(row) for row in rows]
+        after = self._predictions(tuned, rows, batch, logits_at)
+        if not bool(torch.isfinite(after.losses).all()):
+            untrained = self._predictions([self.original] * len(rows), rows, batch, None)
+            if not bool(torch.isfinite(untrained.losses).all()):
+                raise NonFiniteError(
+                    f"{self.auxiliary.name} gives NaN or infinity before anything is learnt, so the learning rate is "
+                    "not the cause; check its configuration (norm epsilons, rotary settings) and its weights"
+                )
+            raise DivergenceError.at("the loss", self.rule.learning_rate)
         return EngineResult(
-            after=self._predictions(tuned, rows, batch, logits_at),
+            after=after,
             before=self._predictions([self.original] * len(rows), rows, batch, logits_at) if before else None,
             updates=lambda row: {name: tuned[row][name] - self.original[name] for name in self.masks},
         )
