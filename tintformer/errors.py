@@ -26,6 +26,10 @@ class DivergenceError(TintError):
         )
 
 
+class NonFiniteError(TintError):
+    """A model whose numbers are non-finite before anything is learnt; the message names where, and a likely cause."""
+
+
 class LoadError(TintError):
     """A model that cannot be found or read."""
 

@@ -55,6 +55,7 @@ OPTIONS: dict[str, tuple[list[str], str]] = {
     "too many tokens": (["--train-tokens", "5000"], r"would be 5000 of \d+ tokens; .* 1 must be left to evaluate"),
     "two lengths": (["--train-tokens", "9", "--train-fraction", "0.5"], "give one of them"),
     "a rate of nan": (["--learning-rate", "nan"], "learning_rate=nan must be a finite number"),
+    "a rate that no float32 holds": (["--learning-rate", "1e308"], "learning_rate=1e+308 must be a finite number"),
     "an infinite rate": (["--learning-rate", "inf"], "learning_rate=inf must be a finite number"),
     "a negative rate": (["--learning-rate", "-1"], "learning_rate=-1.0 must be .* at least 0"),
     "a word for a rate": (["--learning-rate", "high"], "neither a number nor auto"),

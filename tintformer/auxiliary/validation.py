@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from tintformer.errors import UnsupportedModelError
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Rotary schemes whose frequencies do not depend on the input; dynamic and longrope change them as they go."""
+
+COMPUTED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""Dtypes that torch computes in; float8 and the like are for storage alone."""
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
@@ -79,13 +83,17 @@ def check_model(model: Any, name: str) -> Family:
     reasons = alterations(model)
     if model.get_output_embeddings() is None:
         reasons.append(f"{type(model).__name__} has no language-model head; load it as a causal language model")
-    for parameter_name, (parameter, _) in placed_parameters(model).items():
+    placed = placed_parameters(model)
+    for parameter_name, (parameter, _) in placed.items():
         if parameter.is_meta:
             reasons.append(f"parameter {parameter_name} has no data (device meta)")
-        elif not parameter.dtype.is_floating_point:
+        elif parameter.dtype not in COMPUTED:
             reasons.append(f"parameter {parameter_name} has dtype {parameter.dtype}: quantised weights do not learn")
         elif not all(torch.isfinite(end) for end in parameter.aminmax()):  # in no memory, unlike element by element
             reasons.append(f"parameter {parameter_name} contains NaN or infinity: the checkpoint is damaged")
+    if len(found := Counter(data.dtype for data, _ in placed.values())) > 1:
+        dtypes = ", ".join(f"{dtype} ({count})" for dtype, count in found.most_common())
+        reasons.append(f"parameters of several dtypes, {dtypes}: convert it, e.g. model.to(torch.float32)")
     if reasons:
         raise UnsupportedModelError(name, reasons)
     return family

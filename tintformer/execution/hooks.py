@@ -18,6 +18,7 @@ from tintformer.execution.batch import Batch
 from tintformer.execution.executor import Executor
 from tintformer.execution.hook_points import HookPoint, Listener, ObservedExecutor, When, rehearse
 from tintformer.rule.learning_rule import LearningRule
+from tintformer.typed_fields import checked, shown
 
 X = TypeVar("X")
 HookFunction = Callable[[Tensor, HookPoint], Tensor | None]
@@ -75,6 +76,9 @@ class Hooks:
         """Let hooks stand at every point that fits them while the context lasts; `held` is what it gives."""
         points = self.points()
         for hook in hooks:
+            checked("pattern", hook.pattern, str, InputError)
+            if not callable(hook.function):
+                raise InputError(f"a hook is a function of a value and its point, not {shown(hook.function)}")
             # A mistyped pattern would watch nothing, and an empty result looks like a finding.
             if not any(map(hook.stands_at, points)):
                 place = "" if hook.when is None else f" with when={hook.when!r}"

@@ -43,6 +43,7 @@ DECIDES_NOTHING = {
     "bundled": "says where files lie; weights and texts are in a record's identity by their content",
     "errors": "says what went wrong; a result with an error is not kept",
     "threads": "says how threads wait for work",
+    "typed_fields": "refuses settings of a wrong type; what is kept is a result",
     "version": "stands beside the hash",
     "storage": "brings weights and rows; both are in a record's identity by their content",
     "simulator.checkpoint": "saves and loads what is built again from the auxiliary model",

@@ -11,11 +11,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from tintformer.errors import InputError
 from tintformer.experiments.methods import METHODS, Adaptation, find_methods
 from tintformer.experiments.record_store import UnitResult
+from tintformer.typed_fields import check_fields
 
 if TYPE_CHECKING:
     from tintformer.learning.rate_selection import RatePoint
@@ -44,9 +45,8 @@ class Experiment(ABC):
     """Of each process. Recorded, because the last digits of a sum depend on it."""
 
     def __post_init__(self) -> None:
+        check_fields(self, InputError)
         find_methods(self.methods)
-        if self.chosen_on not in get_args(ChosenOn):
-            raise InputError(f"chosen_on={self.chosen_on!r} is unknown; choose one of {', '.join(get_args(ChosenOn))}")
 
     @property
     def has_one_rate(self) -> bool:

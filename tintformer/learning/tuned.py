@@ -19,23 +19,25 @@ from tintformer.auxiliary.ops import Weight
 from tintformer.engines.fast import FastEngine
 from tintformer.engines.fast.updates import MatrixUpdate, Updates
 from tintformer.errors import InputError, TintError
-from tintformer.execution.batch import Batch, Masks
-from tintformer.execution.engine import parameter_updates
+from tintformer.execution.arrays import Array
+from tintformer.execution.batch import Batch, Masks, mask_of, token_ids
+from tintformer.execution.engine import parameter_updates, undisturbed
 from tintformer.execution.hook_points import parameter_names
 from tintformer.execution.hooks import Hooks, Watchable
 from tintformer.execution.output import Logits, TintOutput, positions_of
 from tintformer.learning.update_files import read_update, write_update
 from tintformer.learning.update_view import By, UpdateEffects, UpdateView, effects
-from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.learning_rule import LearningRule, require_rule
 from tintformer.rule.trainable import trainable_weights
 from tintformer.storage.loading import load
+from tintformer.typed_fields import checked
 
 
 class Tuned(Watchable):
     """An auxiliary with one update on top; the auxiliary itself is not changed."""
 
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule, updates: Updates):
-        self.auxiliary, self.rule, self._updates = auxiliary, rule, updates
+        self.auxiliary, self.rule, self._updates = auxiliary, require_rule(rule), updates
         self._engine = FastEngine(auxiliary, rule)
         # Scoring has one pass, and it is the one after learning: there are no points of steps to wait at.
         self._engine.hooks = Hooks(auxiliary, rule, learns=False)
@@ -51,9 +53,9 @@ class Tuned(Watchable):
 
     def score(
         self,
-        input_ids: Tensor,
+        input_ids: Array,
         *,
-        score_mask: Tensor | None = None,
+        score_mask: Array | None = None,
         logits: Logits = "none",
         **masks: Unpack[Masks],
     ) -> TintOutput:
@@ -67,6 +69,7 @@ class Tuned(Watchable):
         result = self._engine.score(batch, self._updates, logits_at=positions_of(logits, batch))
         return TintOutput.of(batch, replace(result, updates=lambda row: self.updates()))  # all rows share it
 
+    @undisturbed
     def updates(self) -> dict[str, Tensor]:
         """The update of every trainable parameter: Hugging Face's names, shapes and orientation."""
         found = self._updates.formed(trainable_weights(self.rule, self.auxiliary), 0)
@@ -90,10 +93,10 @@ class Tuned(Watchable):
 
     def effects(
         self,
-        input_ids: Tensor,
+        input_ids: Array,
         *,
         by: By = "block",
-        score_mask: Tensor | None = None,
+        score_mask: Array | None = None,
         **masks: Unpack[Masks],
     ) -> UpdateEffects:
         """What each part of the update does to the log-probability of the scored tokens, alone and on top of the rest.
@@ -116,6 +119,7 @@ class Tuned(Watchable):
     def _fitting(self, patterns: tuple[str, ...]) -> set[str]:
         fitting: set[str] = set()
         for pattern in patterns:
+            checked("pattern", pattern, str, InputError)
             found = {name for name in self.update_views() if fnmatchcase(name, pattern)}
             if not found:
                 raise InputError(f"no update fits {pattern!r}; update_views() lists them all")
@@ -127,10 +131,12 @@ class Tuned(Watchable):
         kept = {weight for name, weight in self._weights.items() if name in names}
         return Tuned(self.auxiliary, self.rule, self._updates.of(kept))
 
-    def generate(self, input_ids: Tensor, **options: Any) -> Tensor:
+    def generate(self, input_ids: Array, **options: Any) -> Tensor:
         """Continue sequences with the updated weights, by Hugging Face's own `generate` and its options."""
-        input_ids = input_ids.to(self.auxiliary.device)
-        options.setdefault("attention_mask", torch.ones_like(input_ids))
+        input_ids = token_ids(input_ids, self.auxiliary)
+        given = options.pop("attention_mask", None)
+        attended = torch.ones_like(input_ids) if given is None else mask_of("attention_mask", given, input_ids).long()
+        options["attention_mask"] = attended
         return self.to_hf(share=True).generate(input_ids, **options)
 
     @torch.no_grad()

@@ -133,7 +133,7 @@ def _read_rule(metadata: Mapping[str, str], path: Path) -> LearningRule:
     if odd := sorted(knobs.keys() ^ {field.name for field in fields(LearningRule)}):
         raise LoadError(f"{path}: its rule has other knobs than those of this version ({odd!s:.80}): adapt anew")
     try:
-        return LearningRule(**knobs)
+        return LearningRule.of(knobs)
     except (TintError, TypeError) as error:
         raise LoadError(f"{path}: its rule cannot be followed: {cause(error)}") from error
 

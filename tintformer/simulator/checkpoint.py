@@ -76,9 +76,9 @@ def load(directory: str | os.PathLike[str]) -> Simulator:
         raise LoadError(f"{path / WEIGHTS} holds {odd[0]!r:.80}, which is no part of the simulator of its {CONFIG}")
     auxiliary = _rebuild_auxiliary(config, tensors, path)
     try:
-        rule, construction = LearningRule(**config["learning_rule"]), Construction(**config["construction"])
+        rule, construction = LearningRule.of(config["learning_rule"]), Construction.of(config["construction"])
         simulator = Simulator(auxiliary, rule, construction)
-    except (TintError, TypeError) as error:
+    except TintError as error:
         raise LoadError(f"{path / CONFIG} describes a simulator that cannot be built here: {error}") from error
     stored = {name[len(STRUCTURE) :]: tensor for name, tensor in tensors.items() if name.startswith(STRUCTURE)}
     if config["full"]:

@@ -12,7 +12,7 @@ import torch
 
 from tintformer.auxiliary.describe import describe
 from tintformer.auxiliary.description import Auxiliary
-from tintformer.auxiliary.validation import check_model, find_family
+from tintformer.auxiliary.validation import COMPUTED, check_model, find_family
 from tintformer.errors import LoadError, TintError, cause
 from tintformer.storage.fit import check_config_matches_weights, check_size, refuse_differences, refuse_untied
 from tintformer.storage.foreign_files import check_model_files, read_foreign_json
@@ -21,6 +21,7 @@ from tintformer.storage.hub_models import is_complete, main_snapshot
 from tintformer.storage.packages import model_directory
 from tintformer.storage.safetensors_headers import INDEX, read_headers, refuse_adapters
 from tintformer.storage.untrusted import refuse_code_and_huge_sizes, refuse_huge_generation
+from tintformer.typed_fields import checked
 
 SIMULATOR_FORMAT = "tintformer simulator"
 """What the config.json of a saved simulator says of itself: such a directory holds no auxiliary of its own."""
@@ -45,6 +46,7 @@ def load(
     """
     if isinstance(model, Auxiliary):
         return model
+    checked("dtype", dtype, torch.dtype | None, LoadError)
     if not isinstance(model, str | os.PathLike):
         return _load_object(model, dtype, device if device_map is None else device_map)
     return _load_name(os.fspath(model), dtype or torch.float32, device, _check_device_map(device, device_map))
@@ -87,8 +89,8 @@ def _check_device_map(device: Any, device_map: DeviceMap | None) -> Any:
 
 
 def _load_name(name: str, dtype: torch.dtype, device: Any, device_map: Any) -> Auxiliary:
-    if not dtype.is_floating_point:
-        raise LoadError(f"dtype={dtype} is not a floating-point type; use torch.float32")
+    if dtype not in COMPUTED:
+        raise LoadError(f"dtype={dtype} is not a floating-point type that torch computes in; use torch.float32")
     given = Path(name).expanduser()
     # What exists on disk comes before every name, so that a name never hides the user's own directory.
     if directory := given if given.exists() else model_directory(name):

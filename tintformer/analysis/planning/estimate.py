@@ -6,7 +6,7 @@ import os
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
@@ -21,11 +21,13 @@ from tintformer.errors import InputError, TintError
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch
 from tintformer.execution.output import Logits, positions_of, predict
-from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.learning_rule import LearningRule, require_rule
 from tintformer.storage.configs import meta_auxiliary, read_config
 from tintformer.storage.packages import model_directory
+from tintformer.typed_fields import Range, checked
 
 ENGINES = ("fast", "reference")
+Count = Annotated[int, Range(at_least=1)]
 PARTS = {
     "embed": "activations",
     "forward": "activations",
@@ -115,9 +117,11 @@ def plan(
     `model` is a name or a directory whose configuration is known without a connection, or a configuration. No weights
     are read or made: the engine runs its own pass on shapes.
     """
-    train = tokens // 2 if train_tokens is None else train_tokens
-    _check(tokens, batch, train, engine)
-    rule = LearningRule(learning_rate=1.0) if rule is None else rule
+    tokens, batch = checked("tokens", tokens, Count, InputError), checked("batch", batch, Count, InputError)
+    train = tokens // 2 if train_tokens is None else checked("train_tokens", train_tokens, Count, InputError)
+    checked("dtype", dtype, torch.dtype, InputError)
+    _check(tokens, train, engine)
+    rule = LearningRule(learning_rate=1.0) if rule is None else require_rule(rule)
     named = isinstance(model, str | os.PathLike)
     config = read_config(model) if named else getattr(model, "config", model)
     name = os.fspath(model) if named else config.model_type
@@ -160,11 +164,9 @@ def refuse_the_impossible(model: str, dtype: torch.dtype) -> None:
     foreseen.require(total_memory())
 
 
-def _check(tokens: int, batch: int, train: int, engine: str) -> None:
+def _check(tokens: int, train: int, engine: str) -> None:
     if engine not in ENGINES:
         raise TintError(f"engine={engine!r} cannot be planned; choose one of {', '.join(ENGINES)}")
-    if batch < 1:
-        raise InputError(f"batch={batch} must be at least 1")
     if not 2 <= train < tokens:
         raise InputError(
             f"the training part would be {train} of {tokens} tokens; it needs at least 2, "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Bool
@@ -20,8 +20,9 @@ from torch.nn import functional
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.families import families
 from tintformer.engines.oracle.twin import OracleMode, make_twin
-from tintformer.errors import InputError
+from tintformer.errors import DivergenceError, InputError, NonFiniteError
 from tintformer.execution.batch import SHARED, Batch
+from tintformer.execution.engine import undisturbed
 from tintformer.execution.output import EngineResult, Predictions
 from tintformer.rule.learning_rule import LearningRule
 
@@ -70,6 +71,8 @@ class OracleEngine:
         # Autograd takes no tensor of inference mode, but a copy of it.
         return {name: value.detach().to(self.dtype, copy=value.is_inference()) for name, value in parameters}
 
+    @undisturbed
+    @torch.inference_mode(False)  # which autograd cannot work in
     def run(self, batch: Batch, *, logits_at: Bool[Tensor, "B T"] | None, before: bool) -> EngineResult:
         """Train every sequence on its own, then predict."""
         rows = [_segments(batch, row) for row in range(len(batch.input_ids))]
@@ -78,11 +81,23 @@ class OracleEngine:
         original = self._original()
         with self.lock:
             tuned = [self._train(original, row) for row in rows]
+            after = self._predictions(tuned, rows, batch, logits_at)
+            if not bool(torch.isfinite(after.losses).all()):
+                self._blame(self._predictions([original] * len(rows), rows, batch, None))
             return EngineResult(
-                after=self._predictions(tuned, rows, batch, logits_at),
+                after=after,
                 before=self._predictions([original] * len(rows), rows, batch, logits_at) if before else None,
                 updates=lambda row: {name: tuned[row][name] - original[name] for name in self.masks},
             )
+
+    def _blame(self, untrained: Predictions) -> NoReturn:
+        """Say what made a loss non-finite: the model as it came, or learning."""
+        if not bool(torch.isfinite(untrained.losses).all()):
+            raise NonFiniteError(
+                f"{self.auxiliary.name} gives NaN or infinity before anything is learnt, so the learning rate is "
+                "not the cause; check its configuration (norm epsilons, rotary settings) and its weights"
+            )
+        raise DivergenceError.at("the loss", self.rule.learning_rate)
 
     def _predictions(
         self, values: list[dict[str, Tensor]], rows: list[list[Segment]], batch: Batch, logits_at: Tensor | None
