@@ -20,7 +20,7 @@ from tintformer.simulator.geometry import Geometry
 from tintformer.simulator.regions import PHASES
 from tintformer.simulator.simulator import Simulator, build
 from tintformer.storage.configs import meta_auxiliary
-from tintformer.storage.whole_files import whole_file
+from tintformer.storage.whole_files import check_directory, whole_files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,19 +51,17 @@ def draw(auxiliary: Auxiliary, directory: Path) -> list[Path]:
         "modules": lambda: modules_figure(auxiliary),
         "parameters": lambda: parameters_figure(auxiliary),
     }
-    paths: list[Path] = []
+    files = [f"{name}.svg" for name in figures]
+    check_directory(directory, files)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, make in figures.items():
-            with matplotlib.rc_context():
+        with whole_files(directory, files) as folder, matplotlib.rc_context():
+            for file, make in zip(files, figures.values(), strict=True):
                 matplotlib.rcdefaults()
                 matplotlib.rcParams.update(STYLE)
-                paths.append(directory / f"{name}.svg")
-                with whole_file(paths[-1]) as file:
-                    make().savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+                make().savefig(folder / file, format="svg", metadata={"Date": None, "Creator": None})
     except OSError as error:
         raise TintError(f"cannot write figures into {directory}: {error}") from error
-    return paths
+    return [directory / file for file in files]
 
 
 def _figure(width: float, height: float) -> Figure:

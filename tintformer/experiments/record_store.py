@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import secrets
 import threading
 import warnings
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ FLOAT = "$float"
 UnitResult = dict[str, Any]
 """What comes out of a unit, as JSON can keep it."""
 _WRITING = threading.Lock()
-"""Threads of one process would share the temporary file of a record."""
+"""Of the threads of one process the first keeps its record, as whoever has read it expects."""
 
 
 def to_json(value: Any, where: str = "") -> Any:
@@ -105,8 +106,7 @@ class RecordStore:
             if self._whole(path) is not None:
                 return
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with whole_file(path) as temporary, temporary.open("w", encoding="ascii") as file:
+                with whole_file(path, parents=True) as temporary, temporary.open("w", encoding="ascii") as file:
                     file.write(text)
                     file.flush()
                     os.fsync(file.fileno())  # a rename may outlive a loss of power that the content does not
@@ -134,11 +134,9 @@ class RecordStore:
 
     def _set_aside(self, path: Path, reason: str) -> ExperimentRecord | None:
         """Move a corrupted record out of the way and say so; the one who moves it is the one who says it."""
-        aside = self.directory / "corrupt" / f"{path.stem}.{os.getpid()}.{threading.get_ident()}.json"
+        aside = self.directory / "corrupt" / f"{path.stem}.{secrets.token_hex(8)}.json"
         try:
             aside.parent.mkdir(exist_ok=True)
-            while aside.exists():
-                aside = aside.with_stem(aside.stem + "-")
             os.rename(path, aside)
         except FileNotFoundError:  # another process was faster
             return None

@@ -31,7 +31,7 @@ from tintformer.learning.update_view import By, UpdateEffects, UpdateView, effec
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.rule.trainable import trainable_weights
 from tintformer.storage.loading import load
-from tintformer.storage.whole_files import whole_file
+from tintformer.storage.whole_files import check_file, whole_file
 from tintformer.version import __version__
 
 FORMAT = "tintformer-update-1"
@@ -185,8 +185,7 @@ class Tuned(Watchable):
             "rates": json.dumps(rates),
         }
         target = Path(path)
-        if target.exists() and not target.is_file():  # a directory, or a device, which the rename would replace
-            raise TintError(f"cannot write {target}: it is no regular file")
+        check_file(target)
         try:
             with whole_file(target) as temporary:
                 save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, temporary, metadata=metadata)

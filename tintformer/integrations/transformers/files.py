@@ -28,7 +28,7 @@ from tintformer.errors import LoadError, TintError, cause
 from tintformer.integrations.transformers.config import TintConfig
 from tintformer.storage.safetensors_headers import INDEX, WEIGHTS, SafetensorsHeaders, refuse_adapters
 from tintformer.storage.untrusted import build_on_meta, check_shapes
-from tintformer.storage.whole_files import check_directory, whole_files
+from tintformer.storage.whole_files import check_directory, check_settled, whole_files
 
 CONFIG, GENERATION, CARD = "config.json", "generation_config.json", "README.md"
 PARAMETERS, BUFFERS = "auxiliary.", "buffers."
@@ -178,6 +178,7 @@ def find_directory(name: str, **hub: Any) -> Path:
     path = path / subfolder
     if not path.is_dir():
         raise LoadError(f"{path} is no directory; give the one that holds {CONFIG}")
+    check_settled(path)
     return path
 
 
