@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import wrap
@@ -51,14 +52,17 @@ def draw(auxiliary: Auxiliary, directory: Path) -> list[Path]:
         "modules": lambda: modules_figure(auxiliary),
         "parameters": lambda: parameters_figure(auxiliary),
     }
-    files = [f"{name}.svg" for name in figures]
+    files = {f"{name}.svg": io.BytesIO() for name in figures}
     check_directory(directory, files)
+    for file, make in zip(files.values(), figures.values(), strict=True):
+        with matplotlib.rc_context():
+            matplotlib.rcdefaults()
+            matplotlib.rcParams.update(STYLE)
+            make().savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     try:
-        with whole_files(directory, files) as folder, matplotlib.rc_context():
-            for file, make in zip(files, figures.values(), strict=True):
-                matplotlib.rcdefaults()
-                matplotlib.rcParams.update(STYLE)
-                make().savefig(folder / file, format="svg", metadata={"Date": None, "Creator": None})
+        with whole_files(directory, list(files)) as folder:
+            for name, file in files.items():
+                (folder / name).write_bytes(file.getvalue())
     except OSError as error:
         raise TintError(f"cannot write figures into {directory}: {error}") from error
     return [directory / file for file in files]
