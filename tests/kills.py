@@ -212,7 +212,7 @@ class Trial:
         same: list[bool] = []
 
         class Noting(list):  # called for each event: is everything as it was?
-            def append(noted, event: Any) -> None:
+            def append(noted, event: Any) -> None:  # pyright: ignore[reportSelfClsParameterName]
                 list.append(noted, event)
                 same.append(not stages(self.root) and snapshot(self.root) == self.old)
 

@@ -240,6 +240,33 @@ def test_places_that_cannot_be_written(
     assert contents(here) == before
 
 
+LONG = "n" * 256
+TOO_LONG = {
+    "report": ["report", "no-model/at/all", TEXT, "-o", LONG],
+    "demo": ["demo", "-o", LONG],
+    "adapt": ["adapt", "no-model/at/all", TEXT, "-o", LONG],
+    "build": ["build", "no-model/at/all", "--learning-rate", "1", "-o", LONG],
+    "inspect": ["inspect", "MODEL", "--figures", LONG],
+    "bench": ["bench", "--quick", "-o", LONG],
+    "eval lm": ["eval", "lm", "no-model/at/all", "nothing.txt", "--name", LONG],
+    "eval icl": ["eval", "icl", "MODEL", "sst2", "--name", LONG],
+    "eval table-lm": ["eval", "table-lm", "--model", "no-model/at/all", "-o", LONG],
+    "lm-eval": ["lm-eval", "--model", "tint", "--model_args", "pretrained=no-model", "--output_path", LONG],
+}
+
+
+@pytest.mark.parametrize("command", TOO_LONG)
+def test_names_that_are_too_long_for_the_disk(
+    refuse: Callable[..., None], model: Path, here: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found out before the work: the model that is asked for does not even exist, where it is opened first of all."""
+    monkeypatch.chdir(here)
+    before = contents(here)
+    words = [str(model) if word == "MODEL" else word for word in TOO_LONG[command]]
+    refuse(*words, message="cannot write .*: File name too long; choose a shorter name")
+    assert contents(here) == before
+
+
 def test_a_directory_in_the_place_of_a_figure(refuse: Callable[..., None], here: Path) -> None:
     (here / "OUT" / "updates.png").mkdir(parents=True)
     refuse("report", "no-model/at/all", TEXT, "-o", here / "OUT", message=r"updates\.png: it is a directory; remove")

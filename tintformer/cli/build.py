@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -97,11 +98,11 @@ def _check_directory(output: Path) -> None:
     from tintformer.storage.loading import is_simulator
     from tintformer.storage.whole_files import check_directory, entries
 
-    if output.exists() and not output.is_dir():
+    if os.path.exists(output) and not os.path.isdir(output):
         raise InputError(f"cannot write {output}: it is a file; give a directory")
+    check_directory(output)
     if output.is_dir() and entries(output) and not is_simulator(output):
         raise InputError(f"{output} holds files that are no simulator; give a new directory")
-    check_directory(output)
 
 
 def _write(simulator: Simulator, model: str, output: Path, *, full: bool) -> None:
