@@ -33,15 +33,16 @@ def prepare(folder: Path) -> None:
     save_model(folder / MODEL)
     (folder / TEXT_FILE).write_text((TEXT + "\n") * 4)
     (folder / SHORT_FILE).write_text(TEXT[:100])
-    rows = [
-        {"text": f"{word} {thing}", "label": at} for at, word in enumerate(("dull", "bright")) for thing in range(30)
-    ]
-    (folder / TASKS / "sst2").mkdir(parents=True)
-    (folder / TASKS / "mr").mkdir()
-    for name in ("train", "test"):
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / TASKS / "sst2" / f"{name}.jsonl").write_text(lines)
-        (folder / TASKS / "mr" / f"{name}.jsonl").write_text(lines)
+    for task in ("sst2", "mr"):
+        (folder / TASKS / task).mkdir(parents=True)
+        for part in ("train", "test"):  # nothing of one is in the other, or it would not be taken
+            rows = [
+                {"text": f"{word} {part} {number}", "label": label}
+                for label, word in enumerate(("dull", "bright"))
+                for number in range(30)
+            ]
+            lines = "".join(json.dumps(row) + "\n" for row in rows)
+            (folder / TASKS / task / f"{part}.jsonl").write_text(lines)
 
 
 def tint(*words: object) -> None:
@@ -168,7 +169,7 @@ RATE = ("--learning-rate", "RATE")
 SHORT = (MODEL, "--file", SHORT_FILE)
 LM = ("--length", "16", "--blocks", "2", "--tuning", "1")
 ICL = ("--tests", "4", "--tuning", "2", "--seeds", "0")
-MR = ("--model", MODEL, "--data", TASKS, "--tasks", "mr", *ICL)
+MR = ("--model", "nano-llama", "--data", TASKS, "--tasks", "mr", *ICL)
 HARNESS = ("--model", "tint", "--model_args", f"pretrained={MODEL},learning_rate=RATE", "--tasks", "tint_sst2")
 WRITERS = (
     Writer("adapt", command("adapt", *SHORT, *RATE, "-o", "OUT/update"), atomic=True),
