@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import wrap
@@ -20,7 +21,7 @@ from tintformer.simulator.geometry import Geometry
 from tintformer.simulator.regions import PHASES
 from tintformer.simulator.simulator import Simulator, build
 from tintformer.storage.configs import meta_auxiliary
-from tintformer.storage.whole_files import whole_file
+from tintformer.storage.whole_files import check_directory, whole_files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,19 +52,20 @@ def draw(auxiliary: Auxiliary, directory: Path) -> list[Path]:
         "modules": lambda: modules_figure(auxiliary),
         "parameters": lambda: parameters_figure(auxiliary),
     }
-    paths: list[Path] = []
+    files = {f"{name}.svg": io.BytesIO() for name in figures}
+    check_directory(directory, files)
+    for file, make in zip(files.values(), figures.values(), strict=True):
+        with matplotlib.rc_context():
+            matplotlib.rcdefaults()
+            matplotlib.rcParams.update(STYLE)
+            make().savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, make in figures.items():
-            with matplotlib.rc_context():
-                matplotlib.rcdefaults()
-                matplotlib.rcParams.update(STYLE)
-                paths.append(directory / f"{name}.svg")
-                with whole_file(paths[-1]) as file:
-                    make().savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+        with whole_files(directory, list(files)) as folder:
+            for name, file in files.items():
+                (folder / name).write_bytes(file.getvalue())
     except OSError as error:
         raise TintError(f"cannot write figures into {directory}: {error}") from error
-    return paths
+    return [directory / file for file in files]
 
 
 def _figure(width: float, height: float) -> Figure:

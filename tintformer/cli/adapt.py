@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +18,6 @@ from tintformer.cli.rule_setup import (
     warnings_as_lines,
 )
 from tintformer.console import print_json
-from tintformer.errors import InputError
 
 if TYPE_CHECKING:
     import torch
@@ -43,9 +41,10 @@ def adapt(
 ) -> None:
     """Train a model on texts and write the update, for `tint run --adapted` and `tintformer.Tuned.load`."""
     from tintformer.learning.text import encode, find_tokenizer, read_text
+    from tintformer.storage.whole_files import check_file
 
     rule.build()
-    _check_writable(output)
+    check_file(output)
     contents = [read_text(text, each) for each in file or [None]]
     with warnings_as_lines():
         auxiliary, tokenizer = open_model(model, dtype), find_tokenizer(model)
@@ -78,17 +77,6 @@ def train_and_save(
         "output": str(output),
         "bytes": output.stat().st_size,
     }
-
-
-def _check_writable(output: Path) -> None:
-    """Refuse before the work what could not be written after it."""
-    directory = output.absolute().parent
-    if output.exists() and not output.is_file():  # a directory, or a device, which a rename would replace
-        raise InputError(f"cannot write {output}: it is no regular file")
-    if not directory.is_dir():
-        raise InputError(f"cannot write {output}: there is no directory {directory}")
-    if not os.access(directory, os.W_OK):
-        raise InputError(f"cannot write {output}: {directory} is not writable")
 
 
 def pad(texts: list[Encoded]) -> tuple[torch.Tensor, torch.Tensor]:

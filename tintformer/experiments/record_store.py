@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import secrets
 import threading
 import warnings
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tintformer.errors import InputError, TintWarning
+from tintformer.storage.staging import settle
 from tintformer.storage.whole_files import whole_file
 
 FLOAT = "$float"
@@ -25,7 +27,7 @@ FLOAT = "$float"
 UnitResult = dict[str, Any]
 """What comes out of a unit, as JSON can keep it."""
 _WRITING = threading.Lock()
-"""Threads of one process would share the temporary file of a record."""
+"""Of the threads of one process the first keeps its record, as whoever has read it expects."""
 
 
 def to_json(value: Any, where: str = "") -> Any:
@@ -90,8 +92,9 @@ class RecordStore:
 
     def find(self, identity: dict[str, Any]) -> UnitResult | None:
         """The result that is stored for this identity, or None; a corrupted one is set aside and counts as missing."""
-        key = key_of(identity)
-        record = self._whole(self._path(key))
+        path = self._path(key_of(identity))
+        settle(path.parent)  # a process may have been killed between its record's last byte and its own end
+        record = self._whole(path)
         return None if record is None else record.result
 
     def save(self, identity: dict[str, Any], result: UnitResult) -> None:
@@ -102,11 +105,10 @@ class RecordStore:
         path = self._path(key_of(identity))
         with _WRITING:
             # The first record stays: whoever has read it has computed with its digits.
-            if self._whole(path) is not None:
+            if self.find(identity) is not None:
                 return
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with whole_file(path) as temporary, temporary.open("w", encoding="ascii") as file:
+                with whole_file(path, parents=True) as temporary, temporary.open("w", encoding="ascii") as file:
                     file.write(text)
                     file.flush()
                     os.fsync(file.fileno())  # a rename may outlive a loss of power that the content does not
@@ -134,11 +136,9 @@ class RecordStore:
 
     def _set_aside(self, path: Path, reason: str) -> ExperimentRecord | None:
         """Move a corrupted record out of the way and say so; the one who moves it is the one who says it."""
-        aside = self.directory / "corrupt" / f"{path.stem}.{os.getpid()}.{threading.get_ident()}.json"
+        aside = self.directory / "corrupt" / f"{path.stem}.{secrets.token_hex(8)}.json"
         try:
             aside.parent.mkdir(exist_ok=True)
-            while aside.exists():
-                aside = aside.with_stem(aside.stem + "-")
             os.rename(path, aside)
         except FileNotFoundError:  # another process was faster
             return None

@@ -14,10 +14,11 @@ from tintformer.experiments.language_modelling import LanguageModelling
 from tintformer.experiments.result_figures import in_context_figures, language_figures
 from tintformer.experiments.tables import ResultTable, in_context_tables, language_tables
 from tintformer.storage.foreign_files import read_foreign_json
-from tintformer.storage.whole_files import whole_file
+from tintformer.storage.whole_files import check_directory, whole_file, whole_files
 
 KINDS: dict[str, type[LanguageModelling | InContextLearning]] = {"lm": LanguageModelling, "icl": InContextLearning}
-_FORMATS = {"md": "markdown", "tex": "latex", "csv": "csv"}
+_FORMATS = {"csv": "csv", "tex": "latex", "md": "markdown"}
+_FIGURES = {"lm": ("perplexity", "gain", "rates"), "icl": ("accuracy", "settings", "rates")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +38,23 @@ class Run:
         done: Any = list(zip(self.experiments, results, strict=True))
         return in_context_tables(done, by_length=self.by_length) if self.kind == "icl" else language_tables(done)
 
+    @property
+    def files(self) -> list[str]:
+        """All that `save_results` can write; the page takes its place last."""
+        figures = [f"{self.name}-{figure}.png" for figure in _FIGURES[self.kind]]
+        return [*figures, *(f"{self.name}.{suffix}" for suffix in _FORMATS)]
+
+    def check_directory(self, directory: Path) -> None:
+        """Refuse a directory that could not keep it, before anything is computed."""
+        check_directory(directory, self.files)
+        check_directory(directory / "runs", [f"{self.name}.json"])
+        check_directory(directory / "records")
+
     def save(self, directory: Path) -> None:
         """Keep what is asked for, before it is done."""
         content = {**asdict(self), "experiments": [_plain(experiment) for experiment in self.experiments]}
-        _write(directory / "runs" / f"{self.name}.json", (json.dumps(content, indent=2) + "\n").encode())
+        with whole_file(directory / "runs" / f"{self.name}.json", parents=True) as file:
+            file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def load_runs(directory: Path) -> list[Run]:
@@ -97,12 +111,7 @@ def save_results(run: Run, results: Sequence[Sequence[Any]], directory: Path) ->
         for suffix, method in _FORMATS.items()
     }
     contents |= {f"{run.name}-{name}.png": png for name, png in figures.items() if png}
-    for name, content in contents.items():
-        _write(directory / name, content)
+    with whole_files(directory, run.files) as folder:
+        for name, content in contents.items():
+            (folder / name).write_bytes(content)
     return [directory / name for name in contents]
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as temporary:
-        temporary.write_bytes(content)

@@ -35,7 +35,7 @@ from tintformer.rule.learning_rule import LearningRule
 from tintformer.rule.trainable import trainable_weights
 from tintformer.storage.checksums import CHECKSUM, Checksum, add_tensor, write_tensors
 from tintformer.storage.untrusted import is_finite
-from tintformer.storage.whole_files import whole_file
+from tintformer.storage.whole_files import check_file, whole_file
 from tintformer.version import __version__
 
 FORMAT = "tintformer-update-2"
@@ -47,6 +47,7 @@ def write_update(target: Path, auxiliary: Auxiliary, rule: LearningRule, updates
     """Write an update whole or not at all; what could not be read back is refused."""
     from safetensors import SafetensorError
 
+    check_file(target)
     keys = _keys(auxiliary, rule)
     tensors, rates = _as_tensors(keys, updates)
     metadata = {
@@ -58,8 +59,6 @@ def write_update(target: Path, auxiliary: Auxiliary, rule: LearningRule, updates
         "rule": json.dumps(asdict(rule)),
         "rates": json.dumps(rates),
     }
-    if target.exists() and not target.is_file():  # a directory, or a device, which the rename would replace
-        raise TintError(f"cannot write {target}: it is no regular file")
     try:
         _check_tensors(keys, {key: _header(tensor) for key, tensor in tensors.items()}, rates, auxiliary.dtype)
         _check_values(tensors)

@@ -5,8 +5,8 @@
                         with `full` every constructed tensor too, behind "simulator.", which loading compares with
                         what it rebuilds
 
-Both files are written to temporary names and renamed; the weights name the configuration that they belong to, and a
-checksum over them and their names tells whether they have changed since (`storage/checksums.py`).
+Both files take their places together; the weights name the configuration that they belong to, and a checksum over them
+and their names tells whether they have changed since (`storage/checksums.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tintformer.storage.foreign_files import check_model_files, read_foreign_jso
 from tintformer.storage.loading import SIMULATOR_FORMAT
 from tintformer.storage.saved_configs import checked_settings
 from tintformer.storage.untrusted import build_config, build_on_meta, is_finite, read_dtype
-from tintformer.storage.whole_files import whole_file
+from tintformer.storage.whole_files import check_settled, whole_files
 from tintformer.version import __version__
 
 if TYPE_CHECKING:
@@ -52,11 +52,10 @@ def save(simulator: Simulator, directory: str | os.PathLike[str], *, full: bool 
     if full:
         tensors |= {f"{STRUCTURE}{name}": tensor for name, tensor in _constructed(simulator).items()}
     try:
-        target.mkdir(parents=True, exist_ok=True)
-        with whole_file(target / WEIGHTS) as weights, whole_file(target / CONFIG) as text:
+        with whole_files(target, (WEIGHTS, CONFIG)) as folder:
             metadata = {"format": SIMULATOR_FORMAT, "config": _hash(config), "version": __version__}
-            write_tensors(weights, tensors, metadata)
-            text.write_text(json.dumps(config, indent=2) + "\n")
+            write_tensors(folder / WEIGHTS, tensors, metadata)
+            (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     except (OSError, SafetensorError) as error:
         raise TintError(f"cannot write {target}: {error}") from error
     return target
@@ -67,6 +66,7 @@ def load(directory: str | os.PathLike[str]) -> Simulator:
     from tintformer.simulator.simulator import Simulator
 
     path = Path(directory)
+    check_settled(path)
     config = _read_config(path)
     metadata, tensors = _read_tensors(path / WEIGHTS)
     if metadata.get("config") != _hash(config):

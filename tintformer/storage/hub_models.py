@@ -128,8 +128,7 @@ def _download_snapshot(name: str) -> Path:
         raise LoadError(f"{name} is incomplete on the hub: config.json or some of its safetensors are missing")
     if converted:
         note = _conversion_note(name)
-        note.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(note) as temporary:
+        with whole_file(note, parents=True) as temporary:
             temporary.write_text(f"{directory}\n", encoding="utf-8")
     return directory
 

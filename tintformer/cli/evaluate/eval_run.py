@@ -69,6 +69,7 @@ def carry_out(run: Run, output: Path, *, jobs: int, json: bool, track: str | Non
     from tintformer.experiments.tuning import num_units, run_experiment
 
     processes = process_group()
+    run.check_directory(output)
     # Opens models and data: what is wrong with them, anywhere, is told before anything is written.
     total, *_ = processes.exchange(sum(map(num_units, run.experiments)), {"run": run.name})
     with (

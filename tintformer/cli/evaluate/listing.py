@@ -42,5 +42,6 @@ def table(
     with started() as processes, Runner(RecordStore(directory / "records"), only_records=True) as runner:
         runs = load_runs(directory) if processes.is_first else []
         for run in join_runs(runs) if together else runs:
+            run.check_directory(directory)
             results = [run_experiment(experiment, runner) for experiment in run.experiments]
             show(run, results, directory, json=json)

@@ -32,7 +32,7 @@ from tintformer.storage.fit import DTYPES, check_shapes, check_tables
 from tintformer.storage.foreign_files import check_model_files, read_foreign_json
 from tintformer.storage.safetensors_headers import INDEX, WEIGHTS, SafetensorsHeaders, refuse_adapters
 from tintformer.storage.untrusted import build_on_meta, is_finite, read_dtype, refuse_huge_generation
-from tintformer.storage.whole_files import check_directory, whole_files
+from tintformer.storage.whole_files import check_directory, check_settled, whole_files
 
 CONFIG, GENERATION, CARD = "config.json", "generation_config.json", "README.md"
 PARAMETERS, BUFFERS = "auxiliary.", "buffers."
@@ -179,6 +179,7 @@ def find_directory(name: str, **hub: Any) -> Path:
     path = path / subfolder
     if not path.is_dir():
         raise LoadError(f"{path} is no directory; give the one that holds {CONFIG}")
+    check_settled(path)
     return path
 
 
