@@ -18,7 +18,7 @@ from tintformer.cli.rule_setup import (
     provenance,
     warnings_as_lines,
 )
-from tintformer.console import print_json
+from tintformer.console import print_json, say
 from tintformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -108,4 +108,4 @@ def print_adapt(record: dict[str, Any]) -> None:
     texts = "1 text" if record["texts"] == 1 else f"{record['texts']} texts"
     print_losses(record, f"{record['model']}, {texts}, {record['train_tokens']} tokens, all of them trained on")
     print_rate(record)
-    print(f"wrote {record['output']} ({record['bytes'] / 1e6:.1f} MB); use it with `tint run --adapted`")
+    say(f"wrote {record['output']} ({record['bytes'] / 1e6:.1f} MB); use it with `tint run --adapted`")

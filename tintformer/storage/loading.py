@@ -15,6 +15,7 @@ from tintformer.auxiliary.describe import describe
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.validation import check_model, find_family
 from tintformer.errors import LoadError, TintError, cause
+from tintformer.storage.foreign_text import user_path
 from tintformer.storage.packages import model_directory
 from tintformer.storage.safetensors_headers import INDEX, read_headers, refuse_adapters
 from tintformer.storage.untrusted import check_config_matches_weights, check_shapes, refuse_code_and_huge_sizes
@@ -74,7 +75,7 @@ def _check_device_map(device: Any, device_map: DeviceMap | None) -> Any:
 def _load_name(name: str, dtype: torch.dtype, device: Any, device_map: Any) -> Auxiliary:
     if not dtype.is_floating_point:
         raise LoadError(f"dtype={dtype} is not a floating-point type; use torch.float32")
-    given = Path(name).expanduser()
+    given = user_path(name)
     # What exists on disk comes before every name, so that a name never hides the user's own directory.
     if directory := given if given.exists() else model_directory(name):
         model = _read_model(str(directory), dtype, _directory_options(directory), device_map)

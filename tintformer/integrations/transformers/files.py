@@ -26,6 +26,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from tintformer.errors import LoadError, TintError, cause
 from tintformer.integrations.transformers.config import TintConfig
+from tintformer.storage.foreign_text import user_path
 from tintformer.storage.safetensors_headers import INDEX, WEIGHTS, SafetensorsHeaders, refuse_adapters
 from tintformer.storage.untrusted import build_on_meta, check_shapes
 from tintformer.storage.whole_files import check_directory, whole_files
@@ -168,7 +169,7 @@ def buffers(model: nn.Module) -> dict[str, Tensor]:
 def find_directory(name: str, **hub: Any) -> Path:
     """The directory itself, or a copy of what the hub has under this name: safetensors, JSON and no more."""
     subfolder = hub.pop("subfolder", None) or ""
-    path = Path(name).expanduser()
+    path = user_path(name)
     if not path.exists():
         if name.startswith((".", "/", "~")) or name.count("/") > 1:
             raise LoadError(f"no directory {name}; give one that TintForCausalLM.save_pretrained wrote, or a hub id")

@@ -32,6 +32,7 @@ from tintformer.integrations.transformers.config import TintConfig
 from tintformer.integrations.transformers.register import register_model
 from tintformer.learning.engine_registry import ENGINES, make_engine
 from tintformer.rule.learning_rule import LearningRule
+from tintformer.storage.foreign_text import user_path
 from tintformer.storage.loading import load
 from tintformer.storage.safetensors_headers import read_headers
 
@@ -318,7 +319,7 @@ def _shared(model: Any) -> PreTrainedModel:
 
 def _public_name(name: str) -> str:
     """A hub id or a bundled name as it is; of a path its last part, because cards are published."""
-    return Path(name).name if Path(name).expanduser().exists() or name.startswith((".", "/", "~")) else name
+    return Path(name).name if user_path(name).exists() or name.startswith((".", "/", "~")) else name
 
 
 def _mean_loss(logits: Tensor, labels: Tensor) -> Tensor:
