@@ -9,6 +9,7 @@ from typing import Any
 
 from tintbench.cases import BenchError
 from tintbench.results import markdown_table
+from tintformer.analysis.foreign_markup import to_label
 from tintformer.analysis.plot_style import import_matplotlib
 from tintformer.storage.whole_files import check_directory, whole_files
 
@@ -119,7 +120,7 @@ def draw(records: Records, path: Path) -> None:
     panels = figure.subplots(len(models), 1, squeeze=False)[:, 0]
     for panel, model in zip(panels, models, strict=True):
         _panel(panel, [record for record in shown if record["model"] == model])
-        panel.set_title(model, loc="left")
+        panel.set_title(to_label(model), loc="left")
     handles = {
         label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tintformer.analysis.accounting import ENDS, KINDS, count
 from tintformer.analysis.figure_example import HeadWork, example, example_slots, head_work
+from tintformer.analysis.foreign_markup import to_label
 from tintformer.analysis.inspection import plan
 from tintformer.analysis.paper_formula import Formula
 from tintformer.auxiliary.description import Auxiliary
@@ -202,7 +203,7 @@ def modules_figure(auxiliary: Auxiliary) -> Figure:
     slots = simulator.geometry.slots
     figure = _figure(WIDTH, 0.8 + 0.42 * len(ops))
     panel = figure.subplots()
-    panel.set_title(f"{auxiliary.name}: block {last}", loc="left")
+    panel.set_title(to_label(f"{auxiliary.name}: block {last}"), loc="left")
     for row, op in enumerate(ops):
         panel.text(-0.15, row + 0.5, op.op.partition(".")[2].partition(".")[2], ha="right", va="center")
         for module in op.modules:
@@ -252,7 +253,7 @@ def parameters_figure(auxiliary: Auxiliary) -> Figure:
     panel.set_ylim(0.5, 100 * max(value for column in counts.values() for value in column.values()))
     panel.set_xticks(range(len(names)), names)
     panel.set_ylabel("parameters")
-    panel.set_title(f"{auxiliary.name}: all modules of a kind, forward + backward + descent", loc="left")
+    panel.set_title(to_label(f"{auxiliary.name}: all modules of a kind, forward + backward + descent"), loc="left")
     panel.legend(frameon=False, ncols=4, loc="upper left")
     panel.spines[["top", "right"]].set_visible(False)
     return figure

@@ -12,6 +12,7 @@ def main() -> None:
     from tintformer.threads import use_sleeping_threads
 
     use_sleeping_threads()
+    _write_what_can_be_written()
 
     try:
         from tintformer.cli.app import app
@@ -35,6 +36,16 @@ def main() -> None:
         _fail(f"the library tokenizers failed ({str(error)[:200]}); use another tokenizer")
 
 
+def _write_what_can_be_written() -> None:
+    """Spell out characters that the terminal's encoding lacks; where the shell has closed an output, write nowhere."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def _flush() -> None:
     """Write out what was printed while a full disk can still be reported in one line."""
     try:
@@ -46,5 +57,7 @@ def _flush() -> None:
 
 
 def _fail(message: str) -> None:
-    print(f"tint: {message}", file=sys.stderr)
+    from tintformer.console import complain
+
+    complain(message)
     sys.exit(2)

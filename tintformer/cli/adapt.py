@@ -17,7 +17,7 @@ from tintformer.cli.rule_setup import (
     provenance,
     warnings_as_lines,
 )
-from tintformer.console import print_json
+from tintformer.console import print_json, say
 
 if TYPE_CHECKING:
     import torch
@@ -96,4 +96,4 @@ def print_adapt(record: dict[str, Any]) -> None:
     texts = "1 text" if record["texts"] == 1 else f"{record['texts']} texts"
     print_losses(record, f"{record['model']}, {texts}, {record['train_tokens']} tokens, all of them trained on")
     print_rate(record)
-    print(f"wrote {record['output']} ({record['bytes'] / 1e6:.1f} MB); use it with `tint run --adapted`")
+    say(f"wrote {record['output']} ({record['bytes'] / 1e6:.1f} MB); use it with `tint run --adapted`")

@@ -24,7 +24,7 @@ from tintformer.cli.options import (
     with_rule_options,
 )
 from tintformer.cli.rule_setup import choose_rule, open_model, print_rate, provenance, warnings_as_lines
-from tintformer.console import print_json, print_table
+from tintformer.console import print_json, print_table, say
 from tintformer.errors import InputError, LoadError
 
 if TYPE_CHECKING:
@@ -139,6 +139,6 @@ def _print(record: dict[str, Any]) -> None:
     title = f"{record['model']}: layout {record['layout']}, {tied}"
     names = ("stack", "shards", "dim_aux", "dim_slot", "dim_sim", "num_heads", "num_prefix")
     print_table([{name: record[name] for name in names}], title=title)
-    print(f"{record['structural']:,} constructed parameters, {record['auxiliary']:,} that hold the model's weights")
+    say(f"{record['structural']:,} constructed parameters, {record['auxiliary']:,} that hold the model's weights")
     print_rate(record)
-    print(f"wrote {record['output']} ({record['bytes'] / 1e6:.1f} MB)")
+    say(f"wrote {record['output']} ({record['bytes'] / 1e6:.1f} MB)")

@@ -6,11 +6,13 @@ it is, and of two that finish in the same moment either is whole. NaN and the in
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
 import os
 import secrets
+import stat
 import threading
 import warnings
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tintformer.errors import InputError, TintWarning
+from tintformer.storage.foreign_files import read_foreign_json
 from tintformer.storage.staging import settle
 from tintformer.storage.whole_files import whole_file
 
@@ -159,16 +162,20 @@ def _checksum(identity: Any, result: Any) -> str:
 
 def _read(path: Path, key: str | None = None) -> ExperimentRecord:
     """A record that is what its name and its checksum say; any other raises a ValueError with the reason."""
+    if stat.S_ISDIR(path.stat().st_mode):  # no record was ever there, and what is there stays
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     try:
-        record = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:  # no JSON, or no UTF-8
+        record = read_foreign_json(path, error=InputError)
+    except InputError as error:
+        if isinstance(error.__cause__, OSError):
+            raise error.__cause__ from error
         raise ValueError("is no JSON: it is truncated or damaged") from error
     if not isinstance(record, dict) or set(record) != {"identity", "result", "checksum"}:
         raise ValueError("is no record: it must hold identity, result and checksum")
     try:
         identity, result = from_json(record["identity"]), from_json(record["result"])
         checksum = _checksum(identity, result)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError("holds what no record holds") from error
     if record["checksum"] != checksum:
         raise ValueError("has another checksum than its content")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tintformer.errors import InputError, LoadError, TintError, cause
+from tintformer.storage.foreign_text import check_characters, read_bytes, read_stream, user_path
 from tintformer.storage.foreign_tokenizers import check_tokenizer_files, panics_as_errors
 from tintformer.storage.gguf_headers import read_gguf_header
 from tintformer.storage.hub_models import main_snapshot
@@ -16,6 +17,8 @@ from tintformer.storage.packages import model_directory
 MIN_TOKENS = 4
 """Fewer cannot be split into a training part with a target and an evaluation part."""
 
+MAX_BYTES = 2**26
+"""Of a text: tens of millions of tokens, which no context holds."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -33,19 +36,18 @@ def read_text(text: str | None = None, file: Path | None = None) -> str:
     if text is not None and file is not None:
         raise InputError("there is a text and a --file; give one of them")
     if text == "-" or (file is not None and str(file) == "-"):
-        return _decoded(sys.stdin.buffer.read(), "standard input")
+        return _decoded(_standard_input(), "standard input")
     if file is not None:
-        return _read_file(file)
+        return _decoded(read_bytes(user_path(file), MAX_BYTES, "a text file"), str(file))
     if text is None:
         raise InputError("there is no text: give it as an argument, with --file, or give - and pipe it in")
-    return _not_empty(text, "the text")
+    return _not_empty(check_characters(text, "the text", "give it in UTF-8, or in a file with --file"), "the text")
 
 
-def _read_file(file: Path) -> str:
-    try:
-        return _decoded(file.expanduser().read_bytes(), str(file))
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror or error}; give the path of a text file") from error
+def _standard_input() -> bytes:
+    if sys.stdin is None:  # closed by the shell
+        raise InputError("standard input is closed; give a text or --file")
+    return read_stream(sys.stdin.buffer, "standard input", MAX_BYTES)
 
 
 def _decoded(data: bytes, source: str) -> str:
@@ -69,7 +71,7 @@ def _not_empty(text: str, source: str) -> str:
 
 def find_tokenizer(name: str) -> Any:
     """The tokenizer of a model: from its directory or its GGUF file, from the package, or from the cache or the hub."""
-    given = Path(name).expanduser()
+    given = user_path(name)
     return _usable(_open(given if given.exists() else model_directory(name) or _find_on_hub(name)), name)
 
 

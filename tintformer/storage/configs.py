@@ -13,6 +13,7 @@ import yaml
 
 from tintformer.bundled import bundled_directory
 from tintformer.errors import LoadError, cause
+from tintformer.storage.foreign_text import user_path
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +64,7 @@ def read_config(name_or_path: str | os.PathLike[str]) -> PretrainedConfig:
     from tintformer.auxiliary.validation import find_family
 
     name = os.fspath(name_or_path)
-    path = Path(name).expanduser()
+    path = user_path(name)
     if not path.exists():
         path = bundled_directory(name) or path
     config = _read_path(path) if path.exists() else known_config(name)

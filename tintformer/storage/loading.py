@@ -16,6 +16,7 @@ from tintformer.auxiliary.validation import COMPUTED, check_model, find_family
 from tintformer.errors import LoadError, TintError, cause
 from tintformer.storage.fit import check_config_matches_weights, check_size, refuse_differences, refuse_untied
 from tintformer.storage.foreign_files import check_model_files, read_foreign_json
+from tintformer.storage.foreign_text import user_path
 from tintformer.storage.gguf_headers import GgufHeader, read_gguf_header
 from tintformer.storage.hub_models import is_complete, main_snapshot
 from tintformer.storage.packages import model_directory
@@ -91,7 +92,7 @@ def _check_device_map(device: Any, device_map: DeviceMap | None) -> Any:
 def _load_name(name: str, dtype: torch.dtype, device: Any, device_map: Any) -> Auxiliary:
     if dtype not in COMPUTED:
         raise LoadError(f"dtype={dtype} is not a floating-point type that torch computes in; use torch.float32")
-    given = Path(name).expanduser()
+    given = user_path(name)
     # What exists on disk comes before every name, so that a name never hides the user's own directory.
     if directory := given if given.exists() else model_directory(name):
         model = _read_model(directory, dtype, device_map)

@@ -12,7 +12,7 @@ import typer
 
 from tintformer.cli.evaluate.tracking import check_tracker, tracking
 from tintformer.cli.rule_setup import quiet_libraries, warnings_as_lines
-from tintformer.console import print_json, print_table
+from tintformer.console import print_json, print_table, say
 from tintformer.errors import InputError, TintError
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def show(run: Run, results: Sequence[Sequence[Any]], output: Path, *, json: bool
         print_json({"run": run.name, "results": found, "tables": [asdict(table) for table in tables]})
         return
     print_table(tables[0].rows, title=tables[0].title)
-    print(f"wrote {', '.join(path.name for path in paths)} into {output}")
+    say(f"wrote {', '.join(path.name for path in paths)} into {output}")
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from tintformer.integrations.transformers.config import TintConfig
 from tintformer.storage.checksums import write_tensors
 from tintformer.storage.fit import DTYPES, check_shapes, check_tables
 from tintformer.storage.foreign_files import check_model_files, read_foreign_json
+from tintformer.storage.foreign_text import user_path
 from tintformer.storage.safetensors_headers import INDEX, WEIGHTS, SafetensorsHeaders, refuse_adapters
 from tintformer.storage.untrusted import build_on_meta, is_finite, read_dtype, refuse_huge_generation
 from tintformer.storage.whole_files import check_directory, check_settled, whole_files
@@ -169,7 +170,7 @@ def buffers(model: nn.Module) -> dict[str, Tensor]:
 def find_directory(name: str, **hub: Any) -> Path:
     """The directory itself, or a copy of what the hub has under this name: safetensors, JSON and no more."""
     subfolder = hub.pop("subfolder", None) or ""
-    path = Path(name).expanduser()
+    path = user_path(name)
     if not path.exists():
         if name.startswith((".", "/", "~")) or name.count("/") > 1:
             raise LoadError(f"no directory {name}; give one that TintForCausalLM.save_pretrained wrote, or a hub id")

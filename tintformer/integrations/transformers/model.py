@@ -34,6 +34,7 @@ from tintformer.integrations.transformers.config import TintConfig
 from tintformer.integrations.transformers.register import register_model
 from tintformer.learning.engine_registry import ENGINES, make_engine
 from tintformer.rule.learning_rule import LearningRule, require_rule
+from tintformer.storage.foreign_text import user_path
 from tintformer.storage.loading import load
 from tintformer.storage.safetensors_headers import read_headers
 from tintformer.storage.saved_configs import checked_settings
@@ -345,7 +346,7 @@ def _shared(model: Any) -> PreTrainedModel:
 
 def _public_name(name: str) -> str:
     """A hub id or a bundled name as it is; of a path its last part, because cards are published."""
-    return Path(name).name if Path(name).expanduser().exists() or name.startswith((".", "/", "~")) else name
+    return Path(name).name if user_path(name).exists() or name.startswith((".", "/", "~")) else name
 
 
 def _labels(labels: Any, config: TintConfig) -> Tensor | None:
