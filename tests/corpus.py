@@ -1,8 +1,8 @@
 # pyright: basic
 """The corpus: hostile files by name, each made by code from a whole one, and what must happen when it is opened.
 
-What the attack (tests/fuzz.py) finds becomes a row here. `python tests/corpus.py` prints what each costs to refuse, for
-docs/security.md.
+What the attack (tests/fuzz.py) finds becomes a row here. `python tests/corpus.py docs/security.md` puts what
+each costs into that page.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from safetensors.torch import load_file, save_file
 
 CONFIG, WEIGHTS, GENERATION = "config.json", "model.safetensors", "generation_config.json"
 UPDATE, GGUF, TASK, RUN = "update.safetensors", "model.gguf", "task.yaml", "runs/lm-fuzz.json"
-REFUSED, OPENS = "refused", "opens"
+REFUSED = "refused"
+START, END = "<!-- corpus -->", "<!-- end -->"
+"""Where the table stands in its page."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def _link(name: str, target: str) -> Callable[[Path], None]:
     return apply
 
 
-def _folder(name: str) -> Callable[[Path], None]:
+def _folder(name: str) -> Callable[[Path], Any]:
     return lambda place: ((place / name).unlink(), (place / name).mkdir())
 
 
@@ -169,7 +171,7 @@ def _experiment(**fields: Any) -> Callable[[Path], None]:
     return edit(lambda run: run["experiments"][0].update(fields), RUN)
 
 
-def _records(change: Callable[[Path], Any]) -> Callable[[Path], None]:
+def _records(change: Callable[[Path], Any]) -> Callable[[Path], Any]:
     return lambda place: [change(file) for file in sorted(place.glob("records/*/*.json"))]
 
 
@@ -335,11 +337,11 @@ def kind_of(row: Row) -> Any:
     return replace(kind_of_base(name, variant), arrange=arrange, run=run)
 
 
-def main() -> None:
-    """Peak memory and CPU time of opening each file, as a table."""
+def main(page: Path | None) -> None:
+    """Peak memory and CPU time of opening each file, as a table; into the page, if there is one."""
     from fuzzing.guard import run_forked
 
-    print("| file | outcome | CPU, s | memory, MB |\n|---|---|---|---|")
+    lines = ["| file | outcome | CPU, s | memory, MB |", "|---|---|---|---|"]
     prepared = set[str]()
     for number, (name, row) in enumerate(CORPUS.items()):
         kind = kind_of(row)
@@ -348,12 +350,17 @@ def main() -> None:
             prepared.add(row.base)
         with tempfile.TemporaryDirectory() as folder:
             (report,) = run_forked(kind, [number], Path(folder))
-            outcome = report.outcome if report.finding is None else f"**{report.finding.splitlines()[-1][:60]}**"
-        print(f"| {name} | {outcome} | {report.cpu:.2f} | {report.memory / 2**20:.0f} |", flush=True)
+        outcome = report.outcome if report.finding is None else f"**{report.finding.splitlines()[-1][:60]}**"
+        lines.append(f"| {name} | {outcome} | {report.cpu:.2f} | {report.memory / 2**20:.0f} |")
+        print(lines[-1], flush=True)
+    if page is not None:
+        before, _, rest = page.read_text(encoding="utf-8").partition(START)
+        after = rest.partition(END)[2]
+        page.write_text("\n".join([f"{before}{START}", *lines, f"{END}{after}"]), encoding="utf-8")
 
 
 if __name__ == "__main__":
     import fuzz
 
     fuzz.quiet()
-    sys.exit(main())
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)

@@ -10,6 +10,7 @@ A run that was stopped goes on where it was. The exit code is 1 if there are fin
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import tempfile
@@ -49,7 +50,7 @@ def quiet() -> None:
     import transformers
 
     torch.set_num_threads(1)
-    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    transformers.logging.set_verbosity(logging.CRITICAL)
     transformers.logging.disable_progress_bar()
 
 
