@@ -350,8 +350,11 @@ def main(page: Path | None) -> None:
             prepared.add(row.base)
         with tempfile.TemporaryDirectory() as folder:
             (report,) = run_forked(kind, [number], Path(folder))
-        outcome = report.outcome if report.finding is None else f"**{report.finding.splitlines()[-1][:60]}**"
-        lines.append(f"| {name} | {outcome} | {report.cpu:.2f} | {report.memory / 2**20:.0f} |")
+        if report.finding is None:
+            lines.append(f"| {name} | {report.outcome} | {report.cpu:.2f} | {report.memory / 2**20:.0f} |")
+        else:
+            waits = f"TODO-{row.waits_for.upper().replace(' ', '-')}: " if row.waits_for else ""
+            lines.append(f"| {name} | {waits}{report.finding.splitlines()[-1][:60]} | | |")
         print(lines[-1], flush=True)
     if page is not None:
         before, _, rest = page.read_text(encoding="utf-8").partition(START)
