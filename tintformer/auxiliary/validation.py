@@ -89,6 +89,8 @@ def check_model(model: Any, name: str) -> Family:
             reasons.append(f"parameter {parameter_name} has no data (device meta)")
         elif parameter.dtype not in COMPUTED:
             reasons.append(f"parameter {parameter_name} has dtype {parameter.dtype}: quantised weights do not learn")
+        elif not parameter.numel():  # of which there is no smallest element
+            reasons.append(f"parameter {parameter_name} is empty, of shape {tuple(parameter.shape)}")
         elif not all(torch.isfinite(end) for end in parameter.aminmax()):  # in no memory, unlike element by element
             reasons.append(f"parameter {parameter_name} contains NaN or infinity: the checkpoint is damaged")
     if len(found := Counter(data.dtype for data, _ in placed.values())) > 1:

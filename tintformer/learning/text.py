@@ -127,6 +127,10 @@ def _usable(tokenizer: Any, name: str) -> Any:
     # Without its files transformers hands out a tokenizer that knows special tokens alone.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise LoadError(f"the tokenizer of {name} knows no words; its vocabulary file is missing")
+    # transformers takes it as it stands in tokenizer_config.json, and compares every text's length with it.
+    if not isinstance(longest := tokenizer.model_max_length, int | float):
+        kind = type(longest).__name__
+        raise LoadError(f"the tokenizer of {name} has a model_max_length that is a {kind}; make it a number")
     return tokenizer
 
 
