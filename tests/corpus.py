@@ -38,8 +38,6 @@ class Row:
     damage: Callable[[Path], Any]
     outcome: str | None = REFUSED
     """None where it may open as well, because the file can be done without."""
-    waits_for: str = ""
-    """A part of this version that is not here yet; until then the row may fail."""
 
 
 def _each(*changes: Callable[[Path], Any]) -> Callable[[Path], None]:
@@ -192,17 +190,17 @@ CORPUS: dict[str, Row] = {
     "config: empty": Row(LLAMA, write(CONFIG, "")),
     "config: a list": Row(LLAMA, write(CONFIG, "[]")),
     "config: no UTF-8": Row(LLAMA, write(CONFIG, b'{"model_type": "\xff"}')),
-    "config: 100,000 nested lists": Row(LLAMA, write(CONFIG, _DEEP), waits_for="row 13"),
+    "config: 100,000 nested lists": Row(LLAMA, write(CONFIG, _DEEP)),
     "config: a number of 5,000 digits": Row(LLAMA, write(CONFIG, _NUMBER)),
-    "config: a FIFO": Row(LLAMA, _fifo(CONFIG), waits_for="row 8"),
-    "config: /dev/zero": Row(LLAMA, _link(CONFIG, "/dev/zero"), waits_for="row 8"),
+    "config: a FIFO": Row(LLAMA, _fifo(CONFIG)),
+    "config: /dev/zero": Row(LLAMA, _link(CONFIG, "/dev/zero")),
     "config: a directory": Row(LLAMA, _folder(CONFIG)),
-    "config: 16 GB of nothing": Row(LLAMA, _large(CONFIG), waits_for="row 8"),
+    "config: 16 GB of nothing": Row(LLAMA, _large(CONFIG)),
     "config: a billion layers": Row(LLAMA, edit(lambda c: c.update(num_hidden_layers=10**9))),
     "config: a vocabulary of 2^24": Row(LLAMA, edit(lambda c: c.update(vocab_size=2**24))),
-    "config: ten million labels": Row(LLAMA, edit(lambda c: c.update(num_labels=10**7)), waits_for="row 8"),
-    "config: no layers": Row(LLAMA, edit(lambda c: c.update(num_hidden_layers=0)), waits_for="row 5"),
-    "config: fewer layers than stored": Row(LLAMA, edit(lambda c: c.update(num_hidden_layers=1)), waits_for="row 5"),
+    "config: ten million labels": Row(LLAMA, edit(lambda c: c.update(num_labels=10**7))),
+    "config: no layers": Row(LLAMA, edit(lambda c: c.update(num_hidden_layers=0))),
+    "config: fewer layers than stored": Row(LLAMA, edit(lambda c: c.update(num_hidden_layers=1))),
     "config: heads of width 0": Row(LLAMA, edit(lambda c: c.update(head_dim=0))),
     "config: code": Row(LLAMA, edit(lambda c: c.update(auto_map={"AutoConfig": "evil.C"}))),
     "config: a kernel of the hub": Row(LLAMA, edit(lambda c: c.update(_attn_implementation="evil/kernel"))),
@@ -212,10 +210,10 @@ CORPUS: dict[str, Row] = {
     "weights: a header of 2^63 bytes": Row(LLAMA, write(WEIGHTS, struct.pack("<Q", 2**63) + b"{}")),
     "weights: a header of 99 MB": Row(LLAMA, write(WEIGHTS, struct.pack("<Q", 99 * 10**6) + b"{}")),
     "weights: NaN": Row(LLAMA, edit_tensors(lambda t: t["model.norm.weight"][0:1].fill_(float("nan")))),
-    "weights: a tensor too many": Row(LLAMA, edit_tensors(lambda t: t.update(evil=torch.ones(2))), waits_for="row 5"),
+    "weights: a tensor too many": Row(LLAMA, edit_tensors(lambda t: t.update(evil=torch.ones(2)))),
     "weights: a tensor too few": Row(LLAMA, edit_tensors(lambda t: t.pop("model.norm.weight"))),
     "weights: an empty tensor": Row(LLAMA, edit_tensors(lambda t: t.update({"model.norm.weight": torch.ones(0)}))),
-    "weights: whole numbers": Row(LLAMA, _retype("I32"), waits_for="row 5"),
+    "weights: whole numbers": Row(LLAMA, _retype("I32")),
     "weights: an unknown dtype": Row(LLAMA, _retype("X9")),
     "weights: codes with scales": Row(
         LLAMA,
@@ -227,7 +225,6 @@ CORPUS: dict[str, Row] = {
                 }
             )
         ),
-        waits_for="row 5",
     ),
     "weights: a FIFO": Row(LLAMA, _fifo(WEIGHTS)),
     "index: leads out": Row(LLAMA, _index("../outside.safetensors")),
@@ -235,8 +232,8 @@ CORPUS: dict[str, Row] = {
     "index: nested lists": Row(LLAMA, _each(_index("x"), write(INDEX, "[" * 10**5))),
     # GGUF.
     "gguf: empty": Row("gguf@", write(GGUF, b"")),
-    "gguf: its family and nothing else": Row("gguf@", _gguf(0, 1, _FAMILY), waits_for="row 8"),
-    "gguf: 2^31 layers": Row("gguf@", _gguf(0, 2, _FAMILY + _count("llama.block_count", 2**31)), waits_for="row 8"),
+    "gguf: its family and nothing else": Row("gguf@", _gguf(0, 1, _FAMILY)),
+    "gguf: 2^31 layers": Row("gguf@", _gguf(0, 2, _FAMILY + _count("llama.block_count", 2**31))),
     "gguf: 2^40 keys": Row("gguf@", _gguf(0, 2**40)),
     "gguf: 2^40 tensors": Row("gguf@", _gguf(2**40, 0)),
     "gguf: an array of 2^32 bytes": Row("gguf@", _gguf(0, 1, _array(0, 2**32))),
@@ -247,7 +244,7 @@ CORPUS: dict[str, Row] = {
     "gguf: /dev/zero": Row("gguf@", _link(GGUF, "/dev/zero")),
     # Models that learn, of transformers.
     "learner: a million beams": Row(
-        LEARNER, edit(lambda c: c.update(num_beams=10**6), GENERATION), waits_for="row 8"
+        LEARNER, edit(lambda c: c.update(num_beams=10**6), GENERATION)
     ),
     "learner: generation is a FIFO": Row(LEARNER, _fifo(GENERATION), outcome=None),
     "learner: a rate of NaN": Row(LEARNER, edit(lambda c: c["learning_rule"].update(learning_rate=float("nan")))),
@@ -260,51 +257,51 @@ CORPUS: dict[str, Row] = {
     ),
     "simulator: another rate": Row(SIMULATOR, edit(lambda c: c["learning_rule"].update(learning_rate=1.0))),
     "simulator: a dtype that is a module": Row(SIMULATOR, edit(lambda c: c.update(dtype="nn"))),
-    "simulator: nested lists": Row(SIMULATOR, write(CONFIG, _DEEP), waits_for="row 13"),
-    "simulator: a FIFO": Row(SIMULATOR, _fifo(CONFIG), waits_for="row 8"),
-    "simulator: weights are a FIFO": Row(SIMULATOR, _fifo(WEIGHTS), waits_for="row 8"),
+    "simulator: nested lists": Row(SIMULATOR, write(CONFIG, _DEEP)),
+    "simulator: a FIFO": Row(SIMULATOR, _fifo(CONFIG)),
+    "simulator: weights are a FIFO": Row(SIMULATOR, _fifo(WEIGHTS)),
     # Updates.
-    "update: a flipped bit": Row(FORMED, _flip(UPDATE, 41), waits_for="row 6"),
+    "update: a flipped bit": Row(FORMED, _flip(UPDATE, 41)),
     "update: rates of NaN": Row(
         FACTORS, _edit_update(lambda m, t: m.update(rates=m["rates"].replace("0.002", "NaN")))
     ),
-    "update: no rates": Row(FACTORS, _edit_update(lambda m, t: m.update(rates="{}")), waits_for="row 6"),
+    "update: no rates": Row(FACTORS, _edit_update(lambda m, t: m.update(rates="{}"))),
     "update: no metadata but its format": Row(
-        FORMED, _edit_update(lambda m, t: [m.pop(key) for key in list(m) if key != "format"]), waits_for="row 6"
+        FORMED, _edit_update(lambda m, t: [m.pop(key) for key in list(m) if key != "format"])
     ),
     "update: a missing vector": Row(
-        FORMED, _edit_update(lambda m, t: t.pop(next(key for key in t if "vector" in key))), waits_for="row 6"
+        FORMED, _edit_update(lambda m, t: t.pop(next(key for key in t if "vector" in key)))
     ),
     "update: one row that is broadcast": Row(
         FORMED,
         _edit_update(lambda m, t: t.update({key: value[:1].clone() for key, value in t.items() if "delta" in key})),
     ),
-    "update: a FIFO": Row(FORMED, _fifo(UPDATE), waits_for="row 6"),
+    "update: a FIFO": Row(FORMED, _fifo(UPDATE)),
     # Tokenizers.
     "tokenizer: empty": Row("tokenizer@", write("tokenizer.json", "")),
-    "tokenizer: a normaliser that expands": Row("tokenizer@", _tokenizer(normalizer=_EXPANDING), waits_for="row 8"),
+    "tokenizer: a normaliser that expands": Row("tokenizer@", _tokenizer(normalizer=_EXPANDING)),
     "tokenizer: a length that is a list": Row(
         "tokenizer@", edit(lambda c: c.update(model_max_length=[1]), "tokenizer_config.json")
     ),
     "tokenizer: nested lists": Row("tokenizer@", write("tokenizer.json", "[" * 10**5)),
     # Data.
-    "task: anchors that expand": Row("task@", _task(f"title: [{_BOMB}]"), waits_for="row 9"),
+    "task: anchors that expand": Row("task@", _task(f"title: [{_BOMB}]")),
     "task: an anchor in itself": Row("task@", _task("title: &r [*r]")),
     "task: a Python object": Row("task@", _task("title: !!python/object/apply:os.system ['touch it-ran']")),
-    "task: month 99": Row("task@", _task("title: 2001-99-99"), waits_for="row 13"),
-    "task: a number that is none": Row("task@", _task("title: !!int x"), waits_for="row 13"),
-    "task: 5,000 digits": Row("task@", _task("title: " + "9" * 5000), waits_for="row 13"),
-    "task: 10,000 nested lists": Row("task@", _task("title: " + "[" * 10**4), waits_for="row 13"),
+    "task: month 99": Row("task@", _task("title: 2001-99-99")),
+    "task: a number that is none": Row("task@", _task("title: !!int x")),
+    "task: 5,000 digits": Row("task@", _task("title: " + "9" * 5000)),
+    "task: 10,000 nested lists": Row("task@", _task("title: " + "[" * 10**4)),
     "task: data that is /dev/zero": Row("task@", _link("data/train.jsonl", "/dev/zero")),
     "task: data that is a FIFO": Row("task@", _fifo("data/train.jsonl")),
-    "task: rows of nested lists": Row("task@", write("data/train.jsonl", "[" * 10**5 + "\n"), waits_for="row 13"),
+    "task: rows of nested lists": Row("task@", write("data/train.jsonl", "[" * 10**5 + "\n")),
     "task: half a character": Row("task@", write("data/train.jsonl", '{"text": "\\ud800", "label": 0}\n' * 3)),
     # Results.
-    "results: a name that leads out": Row("evaluation@", _run(name="../../escaped"), waits_for="row 4"),
-    "results: a name with a path": Row("evaluation@", _run(name="/tmp/escaped"), waits_for="row 4"),
-    "results: a dtype that is a number": Row("evaluation@", _experiment(dtype=7), waits_for="row 13"),
+    "results: a name that leads out": Row("evaluation@", _run(name="../../escaped")),
+    "results: a name with a path": Row("evaluation@", _run(name="/tmp/escaped")),
+    "results: a dtype that is a number": Row("evaluation@", _experiment(dtype=7)),
     "results: a negative length": Row("evaluation@", _experiment(length=-1)),
-    "results: a run of nested lists": Row("evaluation@", write(RUN, "[" * 10**5), waits_for="row 13"),
+    "results: a run of nested lists": Row("evaluation@", write(RUN, "[" * 10**5)),
     "results: records with another number": Row(
         "evaluation@", _records(lambda f: f.write_bytes(f.read_bytes().replace(b"1", b"2")))
     ),
@@ -312,7 +309,7 @@ CORPUS: dict[str, Row] = {
     # Sizes without weights.
     "params: zero heads": Row("params@llama", edit(lambda c: c.update(num_attention_heads=0))),
     "params: a negative width": Row("params@llama", edit(lambda c: c.update(hidden_size=-12))),
-    "params: a FIFO": Row("params@llama", _fifo(CONFIG), waits_for="row 8"),
+    "params: a FIFO": Row("params@llama", _fifo(CONFIG)),
 }  # fmt: skip
 """By name. Most must be refused; what transformers itself leaves without effect may open."""
 
@@ -352,8 +349,7 @@ def main(page: Path | None) -> None:
         if report.finding is None:
             lines.append(f"| {name} | {report.outcome} | {report.cpu:.2f} | {report.memory / 2**20:.0f} |")
         else:
-            waits = f"TODO-{row.waits_for.upper().replace(' ', '-')}: " if row.waits_for else ""
-            lines.append(f"| {name} | {waits}{report.finding.splitlines()[-1][:60]} | | |")
+            lines.append(f"| {name} | {report.finding.splitlines()[-1][:60]} | | |")
         print(lines[-1], flush=True)
     if page is not None:
         before, _, rest = page.read_text(encoding="utf-8").partition(START)

@@ -152,7 +152,6 @@ def test_a_killed_run_repeats_the_case_that_it_was_in_alone(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=False, reason="TODO-ROWS: findings of which the rows of the issue are the cause")
 def test_the_short_form_finds_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / "fuzz.py"), "--cases", "16", "--seed", "0"]
     done = subprocess.run(

@@ -16,21 +16,13 @@ MAX_CPU, MAX_BYTES = 10.0, 256 * 2**20
 """Much less than the attack allows, and still several times what is needed: see docs/security.md."""
 
 
-def _rows() -> list[object]:
-    """A row that waits for another part is allowed to fail until that is here."""
-    return [
-        pytest.param(name, id=name, marks=[pytest.mark.xfail(strict=False, reason=row.waits_for)] * bool(row.waits_for))
-        for name, row in CORPUS.items()
-    ]
-
-
 @pytest.fixture(scope="module")
 def prepared() -> set[str]:
     """Kinds of directories that have been opened once without damage, so that imports count for none."""
     return set()
 
 
-@pytest.mark.parametrize("name", _rows())
+@pytest.mark.parametrize("name", CORPUS)
 def test_opened_as_a_user_would(name: str, prepared: set[str], tmp_path: Path) -> None:
     from fuzzing.guard import run_forked
 

@@ -39,7 +39,8 @@ def own_settings(auxiliary: Auxiliary) -> Generator[None]:
     """
     device = auxiliary.device
     with ExitStack() as around:
-        if torch.is_autocast_enabled(device.type):
+        # Some devices have no autocast, `meta` among them, and asking whether it is on would be an error.
+        if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
             around.enter_context(torch.autocast(device.type, enabled=False))
         # A device as a context slows every call of torch, so only where somebody has set another one.
         if device.type != "meta" and torch.get_default_device().type == "meta":
