@@ -10,7 +10,7 @@ export OMP_WAIT_POLICY ?= passive
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo package test sweep portable compare oldest newest models lint format docs figure bench clean
+.PHONY: help demo package test sweep portable fuzz compare oldest newest models lint format docs figure bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -42,6 +42,12 @@ portable: $(INSTALLED) ## run the numerically sensitive tests as other processor
 	@for processor in $(PROCESSORS); do \
 		echo "portable: $$processor"; env $$processor $(BIN)/pytest -q -n 2 $(SENSITIVE) || exit 1; \
 	done
+
+# A run goes on where it was stopped; build/fuzz/SEED says what is done, and has the findings.
+MINUTES ?= 5
+SEED ?= 0
+fuzz: $(INSTALLED) ## attack the engines with random cases and all readers with damaged files (MINUTES=5 SEED=0)
+	$(BIN)/python -W ignore tests/fuzz.py --minutes $(MINUTES) --seed $(SEED)
 
 compare: $(INSTALLED) ## compare every family's numbers with those of another version (BEFORE=FILE, see the script)
 	$(BIN)/python -W ignore tests/compare_numbers.py compare $(BEFORE)

@@ -181,15 +181,19 @@ def make_config(name: str) -> Any:
 @cache
 def make_model(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
     """A tiny model with large random weights, so that every nonlinearity is felt; shared, so never change it."""
+    return build_model(MODELS[name][0], make_config(name), dtype, seed)
+
+
+def build_model(prefix: str, config: Any, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
+    """The model of a configuration, by the prefix of its class, with large random weights."""
     import transformers
 
     transformers.logging.set_verbosity_error()
-    prefix, _ = MODELS[name]
     generator = torch.Generator().manual_seed(seed)
     head = "LMHeadModel" if prefix == "GPT2" else "ForCausalLM"
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = getattr(transformers, prefix + head)(make_config(name)).to(dtype).eval()
+        model = getattr(transformers, prefix + head)(config).to(dtype).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)

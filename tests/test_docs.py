@@ -16,7 +16,7 @@ from patience import PATIENCE
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-READMES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "training" / "README.md"]
+READMES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), ROOT / "training" / "README.md"]
 VARIES = "…"
 """Stands for what a message fills in."""
 
@@ -132,3 +132,15 @@ def test_every_message_is_quoted_as_the_code_gives_it() -> None:
     assert len(quoted) > 40
     known = messages_of_the_package()
     assert [message for message in quoted if not any(message in each for each in known)] == []
+
+
+def test_every_promise_names_a_test_that_exists() -> None:
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    assert len(named) > 20
+    for path, name in named:
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        tests = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+        assert name in tests, f"{path} has no {name}"
+    rows = re.findall(r"^\| (?!promise).+ \| (.+) \|$", text, flags=re.MULTILINE)
+    assert [row for row in rows if "tests/" not in row and "TODO-ROW" not in row] == [], "a promise without a test"

@@ -30,8 +30,7 @@ def versions() -> dict[str, Any]:
 
 def save_json(record: Mapping[str, Any], path: Path) -> None:
     """Write every number, each list's entries on lines of their own."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as temporary:
+    with whole_file(path, parents=True) as temporary:
         temporary.write_text(json.dumps(record).replace('{"', '\n{"') + "\n", encoding="utf-8")
 
 

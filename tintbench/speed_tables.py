@@ -9,10 +9,13 @@ from typing import Any
 
 from tintbench.cases import BenchError
 from tintbench.results import markdown_table
+from tintformer.analysis.foreign_markup import to_label
 from tintformer.analysis.plot_style import import_matplotlib
-from tintformer.storage.whole_files import whole_file
+from tintformer.storage.whole_files import check_directory, whole_files
 
 Records = Sequence[dict[str, Any]]
+FILES = ("speed.json", "speed.png", "speed.md")
+"""What `--output` writes; the page takes its place last."""
 
 COLOURS = {
     "forward": "#999999",
@@ -69,15 +72,12 @@ def markdown(records: Records) -> str:
 
 
 def save(records: Records, directory: Path) -> None:
-    """Write speed.json, speed.md and speed.png; each under another name first, so that none is ever half there."""
+    """Write speed.json, speed.md and speed.png, all of them or none."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with whole_file(directory / "speed.json") as path:
-            path.write_text(json.dumps(list(records), indent=2) + "\n", encoding="utf-8")
-        with whole_file(directory / "speed.md") as path:
-            path.write_text(markdown(records), encoding="utf-8")
-        with whole_file(directory / "speed.png") as path:
-            draw(records, path)
+        with whole_files(directory, FILES) as folder:
+            (folder / "speed.json").write_text(json.dumps(list(records), indent=2) + "\n", encoding="utf-8")
+            (folder / "speed.md").write_text(markdown(records), encoding="utf-8")
+            draw(records, folder / "speed.png")
     except OSError as error:
         raise BenchError(f"cannot write to {directory}: {error.strerror}") from error
 
@@ -85,10 +85,7 @@ def save(records: Records, directory: Path) -> None:
 def check_output(directory: Path) -> None:
     """Fail before measuring if the results could not be written after it."""
     import_matplotlib("the figures of --output")
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BenchError(f"cannot write to {directory}: {error.strerror}") from error
+    check_directory(directory, FILES)
 
 
 def _legend(records: Records) -> list[str]:
@@ -123,7 +120,7 @@ def draw(records: Records, path: Path) -> None:
     panels = figure.subplots(len(models), 1, squeeze=False)[:, 0]
     for panel, model in zip(panels, models, strict=True):
         _panel(panel, [record for record in shown if record["model"] == model])
-        panel.set_title(model, loc="left")
+        panel.set_title(to_label(model), loc="left")
     handles = {
         label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }

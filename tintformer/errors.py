@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+import reprlib
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+LONGEST = 80
+"""Characters of a foreign value in a message: more hide the message, and may be built from a few bytes of YAML."""
+LISTED = 12
+"""Names of a list in a message."""
+LONGEST_CAUSE = 300
+"""Characters of what a library says about a failure."""
+
 
 class TintError(ValueError):
     """Base of every error that bad input can cause; the command line prints it as one line and exits with 2."""
@@ -26,6 +38,10 @@ class DivergenceError(TintError):
         )
 
 
+class NonFiniteError(TintError):
+    """A model whose numbers are non-finite before anything is learnt; the message names where, and a likely cause."""
+
+
 class LoadError(TintError):
     """A model that cannot be found or read."""
 
@@ -42,7 +58,41 @@ class UnsupportedModelError(TintError):
 def cause(error: Exception) -> str:
     """What a library says about a failure, on one line; a heading that ends in a colon takes the next line with it."""
     lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
-    return " ".join(lines[: 2 if lines[0].endswith(":") else 1]).rstrip(".")
+    said = " ".join(lines[: 2 if lines[0].endswith(":") else 1]).rstrip(".")
+    return said if len(said) <= LONGEST_CAUSE else f"{said[: LONGEST_CAUSE - 3]}..."
+
+
+class _Brief(reprlib.Repr):
+    """A repr that looks at no more of a value than it shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 2
+        self.maxdict = self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdeque = 3
+        self.maxstring = self.maxother = LONGEST
+
+    def repr_int(self, x: int, level: int) -> str:
+        # Python refuses to write more than 4,300 digits, and takes long over fewer.
+        return repr(x) if x.bit_length() <= 200 else f"a whole number of {x.bit_length()} bits"
+
+    def repr_bytes(self, x: bytes, level: int) -> str:
+        return repr(x[:LONGEST])
+
+
+_BRIEF = _Brief()
+
+
+def brief(value: Any) -> str:
+    """A value that somebody else chose, for a message: its repr on one line, cut, and never built in full."""
+    # A repr escapes what a terminal would obey: control characters, and those that turn the direction of writing.
+    text = " ".join(_BRIEF.repr(value).split("\n"))
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names that somebody else chose, for a message, with commas between them: the first dozen, each cut."""
+    shown = [name if len(name) <= LONGEST else f"{name[: LONGEST - 3]}..." for name in islice(names, LISTED + 1)]
+    return ", ".join([*shown[:LISTED], *(["..."] if len(shown) > LISTED else [])])
 
 
 class TintWarning(UserWarning):

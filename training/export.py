@@ -4,10 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from tintformer.errors import InputError
+from tintformer.storage.whole_files import whole_directory
 from training.console import one_line_errors, quiet_libraries
 from training.corpus import Source, read_sources
 from training.settings import Settings
@@ -48,7 +45,7 @@ def main(
 
     model, tokenizer = load_rounded(finished)
     results = measure(finished, model, tokenizer)
-    with whole_folder(into) as folder:
+    with whole_directory(into) as folder:
         save_model(folder, model, tokenizer)
         (folder / "README.md").write_text(write_card(finished, model, results, remarks), encoding="utf-8")
     for result in results:
@@ -118,29 +115,6 @@ def save_model(folder: Path, model: Any, tokenizer: Any) -> None:
     fast.save_pretrained(folder)
     model.half().save_pretrained(folder)
     model.float()
-    for path in folder.iterdir():
-        path.chmod(0o644)  # safetensors lets nobody but the owner read what it writes
-
-
-@contextmanager
-def whole_folder(target: Path) -> Generator[Path]:
-    """A temporary folder beside `target` that takes its place when the block ends without an error."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    replaced = target.with_name(f".{target.name}.{os.getpid()}.old")
-    try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        if target.exists():
-            target.rename(replaced)
-        try:
-            temporary.rename(target)
-        except BaseException:
-            if replaced.exists():
-                replaced.rename(target)
-            raise
-        shutil.rmtree(replaced, ignore_errors=True)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch.nn import functional
 
 from tintformer.errors import DivergenceError
+from tintformer.storage.staging import settle
 from tintformer.storage.whole_files import whole_file
 from training.checkpoint import load_checkpoint, read_state, save_checkpoint
 from training.corpus import Windows
@@ -40,8 +41,7 @@ class Trainer:
             self.step = state["step"]
             load_checkpoint(folder / CHECKPOINT, model, self.optimizers)
         _forget_later_steps(folder / LOG, self.step)
-        for unfinished in folder.glob(".*.tmp"):  # what a killed run was writing
-            unfinished.unlink()
+        settle(folder)  # what a killed run was writing
 
     def run(self, validate: Callable[[], float | None], validate_every: int, checkpoint_every: int) -> None:
         """Train to the last step of the schedule."""

@@ -133,7 +133,7 @@ def test_a_width_that_the_formula_does_not_know_is_drawn_without_it(odd: Any) ->
 
 def test_bad_directories_and_a_missing_library_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(TintError, match="cannot write figures into"):
+    with pytest.raises(TintError, match="cannot write into"):
         draw_figures(tmp_path / "file", "gpt2", "float32")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(TintError, match=r"figures need matplotlib; install it with pip install 'tintformer\[plots\]'"):

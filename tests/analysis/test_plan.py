@@ -99,7 +99,7 @@ def test_a_directory_needs_no_weights(tmp_path: Path) -> None:
     [
         ({"tokens": 1}, "the training part would be 0 of 1 tokens"),
         ({"tokens": 8, "train_tokens": 8}, "the training part would be 8 of 8 tokens"),
-        ({"tokens": 8, "batch": 0}, "batch=0 must be at least 1"),
+        ({"tokens": 8, "batch": 0}, "batch=0 must be a whole number of at least 1"),
         ({"tokens": 8, "engine": "oracle"}, "engine='oracle' cannot be planned"),
     ],
 )

@@ -135,7 +135,7 @@ def test_tolerances_follow_the_number_format_and_the_rule() -> None:
     assert tolerance_for(default, torch.float32) == tolerance_for(full, torch.float32) == FLOAT32
     assert tolerance_for(paper, torch.float32) == FLOAT32_DIFFERENCES
     assert tolerance_for(full, torch.float32, 0.5).loss == 0.5
-    with pytest.raises(TintError, match="tolerance=-1 must be"):
+    with pytest.raises(TintError, match=r"tolerance=-1\.0 must be"):
         VerifySettings(tolerance=-1.0)
 
 
@@ -212,7 +212,7 @@ def test_command_exits_with_one_outside_of_tolerance(model: Path) -> None:
         (["--learning-rate", "-1"], "learning_rate=-1.0 must be"),
         (["--steps", "0"], "steps=0 must be"),
         (["--train-fraction", "2"], "must lie between 0 and 1"),
-        (["--tolerance", "-1"], "tolerance=-1 must be"),
+        (["--tolerance", "-1"], "tolerance=-1.0 must be"),
         (["--dtype", "bfloat16"], "load it in float32 or float64"),
         (["--dtype", "int"], "dtype='int' is unknown"),
         (["--file", "nowhere.txt"], "there is a text and a --file"),

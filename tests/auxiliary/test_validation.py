@@ -88,3 +88,11 @@ def test_a_model_without_data_is_refused() -> None:
         model = transformers.GPT2LMHeadModel(make_config("gpt2"))
     with pytest.raises(tint.UnsupportedModelError, match="device meta"):
         tint.load(model)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_empty_parameters_are_refused() -> None:
+    config = make_config("llama")
+    config.intermediate_size = 0
+    with pytest.raises(tint.UnsupportedModelError, match=r"mlp\.up_proj\.weight is empty, of shape \(0, 12\)"):
+        tint.load(transformers.LlamaForCausalLM(config))

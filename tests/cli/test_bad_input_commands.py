@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
 import shutil
 import signal
@@ -55,6 +54,7 @@ OPTIONS: dict[str, tuple[list[str], str]] = {
     "too many tokens": (["--train-tokens", "5000"], r"would be 5000 of \d+ tokens; .* 1 must be left to evaluate"),
     "two lengths": (["--train-tokens", "9", "--train-fraction", "0.5"], "give one of them"),
     "a rate of nan": (["--learning-rate", "nan"], "learning_rate=nan must be a finite number"),
+    "a rate that no float32 holds": (["--learning-rate", "1e308"], "learning_rate=1e+308 must be a finite number"),
     "an infinite rate": (["--learning-rate", "inf"], "learning_rate=inf must be a finite number"),
     "a negative rate": (["--learning-rate", "-1"], "learning_rate=-1.0 must be .* at least 0"),
     "a word for a rate": (["--learning-rate", "high"], "neither a number nor auto"),
@@ -90,7 +90,7 @@ MODELS: dict[str, tuple[Damage, str]] = {
 PLACES = {
     "a file": ("EMPTY", "EMPTY is no directory; choose"),
     "below a file": ("EMPTY/below/it", "EMPTY is no directory; choose"),
-    "a link to nowhere": ("LINK", "LINK is no directory; choose"),
+    "a link to nowhere": ("LINK", "/proc is not writable .*; choose"),
     "below /proc": ("/proc/tint/report", "/proc is not writable .*; choose"),
     "/proc itself": ("/proc", "/proc is not writable .*; choose"),
 }
@@ -122,7 +122,7 @@ def here(tmp_path: Path) -> Path:
     for name, content in contents.items():
         save(tmp_path, name, content)
     (tmp_path / "DIRECTORY").mkdir()
-    (tmp_path / "LINK").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "LINK").symlink_to("/proc/nowhere")
     return tmp_path
 
 
@@ -238,6 +238,33 @@ def test_places_that_cannot_be_written(
     before = contents(here)
     words = ["no-model/at/all", TEXT] if command == "report" else []
     refuse(command, *words, "-o", *placed(here, [given]), message=message)
+    assert contents(here) == before
+
+
+LONG = "n" * 256
+TOO_LONG = {
+    "report": ["report", "no-model/at/all", TEXT, "-o", LONG],
+    "demo": ["demo", "-o", LONG],
+    "adapt": ["adapt", "no-model/at/all", TEXT, "-o", LONG],
+    "build": ["build", "no-model/at/all", "--learning-rate", "1", "-o", LONG],
+    "inspect": ["inspect", "MODEL", "--figures", LONG],
+    "bench": ["bench", "--quick", "-o", LONG],
+    "eval lm": ["eval", "lm", "no-model/at/all", "nothing.txt", "--name", LONG],
+    "eval icl": ["eval", "icl", "MODEL", "sst2", "--name", LONG],
+    "eval table-lm": ["eval", "table-lm", "--model", "no-model/at/all", "-o", LONG],
+    "lm-eval": ["lm-eval", "--model", "tint", "--model_args", "pretrained=no-model", "--output_path", LONG],
+}
+
+
+@pytest.mark.parametrize("command", TOO_LONG)
+def test_names_that_are_too_long_for_the_disk(
+    refuse: Callable[..., None], model: Path, here: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found out before the work: the model that is asked for does not even exist, where it is opened first of all."""
+    monkeypatch.chdir(here)
+    before = contents(here)
+    words = [str(model) if word == "MODEL" else word for word in TOO_LONG[command]]
+    refuse(*words, message="cannot write .*: File name too long; choose a shorter name")
     assert contents(here) == before
 
 
@@ -394,15 +421,3 @@ def test_a_kill_leaves_the_earlier_report_and_the_next_run_cleans_up(
     assert {path.name for path in out.iterdir()} == {"report.html", "loss.png", "updates.png", "mine.txt"}
     assert (out / "mine.txt").read_bytes() == EARLIER["mine.txt"]
     assert {"report.html", "rates.png"} < set(FILES)
-
-
-def test_temporary_files_of_others_stay(tmp_path: Path) -> None:
-    here = platform.node()
-    # Process 1 is always there; of another machine's processes nothing is known.
-    foreign = [f".page.{here}-1.tmp", ".page.tmp", f".page.more.{here}-4.tmp", ".page.elsewhere-999999999.tmp"]
-    for name in (*foreign, f".page.{here}-{os.getpid()}.tmp", f".page.{here}-999999999.tmp"):
-        save(tmp_path, name, b"half")
-    with whole_files.whole_file(tmp_path / "page") as temporary:
-        assert {path.name for path in tmp_path.iterdir()} == set(foreign)
-        temporary.write_bytes(b"whole")
-    assert {path.name for path in tmp_path.iterdir()} == {*foreign, "page"}

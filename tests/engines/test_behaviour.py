@@ -141,7 +141,7 @@ def test_two_runs_are_bit_identical(engine: str) -> None:
 def test_the_oracle_uses_the_models_own_tensors() -> None:
     model = make_model("llama")
     engine = OracleEngine(tint.load(model), make_rule("default"))
-    assert engine.original["lm_head.weight"].data_ptr() == model.lm_head.weight.data_ptr()
+    assert engine._original()["lm_head.weight"].data_ptr() == model.lm_head.weight.data_ptr()
 
 
 @pytest.mark.parametrize("rule", ["paper", "central-relative", "perturbed-fixed"])

@@ -298,6 +298,8 @@ def test_a_directory_without_runs(tmp_path: Path) -> None:
     done = subprocess.run([str(TINT), "eval", "table", str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "holds no runs" in done.stderr
     (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "icl.json").write_text('{"kind": "icl", "experiments": [{"model": 3}]}')
-    done = subprocess.run([str(TINT), "eval", "table", str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 2 and "is no run of this version" in done.stderr
+    for content in ('{"kind": "icl", "experiments": [{"model": 3}]}', "[" * 100_000):
+        (tmp_path / "runs" / "icl.json").write_text(content)
+        command = [str(TINT), "eval", "table", str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+        assert done.returncode == 2 and "is no run of this version" in done.stderr

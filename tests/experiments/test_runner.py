@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -126,3 +127,73 @@ def alive(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (ProcessLookupError, FileNotFoundError):
         return False
+
+
+def parent_of(tmp_path: Path) -> subprocess.Popen[str]:
+    """A command with two processes at work, in a process group of its own, as a terminal starts one."""
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import sys; from pathlib import Path\n"
+        f"sys.path[:0] = {[str(folder) for folder in Path(__file__).parents[:2]]}\n"
+        "from test_runner import Doubling, RecordStore, Runner, Sleeping\n"
+        "import tintformer.cli, tintformer.cli.app\n"
+        "def work():\n"
+        "    folder = Path(sys.argv[1])\n"
+        "    with Runner(RecordStore(folder / 'records'), jobs=2) as runner:\n"
+        "        runner.complete(Doubling(folder), [11, 12, 13])\n"
+        "        runner.complete(Sleeping(folder), [1, 2, 3])\n"
+        "if __name__ == '__main__':\n"
+        "    tintformer.cli.app.app = work\n"
+        "    tintformer.cli.main()\n"
+    )
+    command = [sys.executable, str(script), str(tmp_path)]
+    parent = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while parent.poll() is None and len(list(tmp_path.glob("pid-*"))) < 2:
+        time.sleep(0.05)
+    return parent
+
+
+def pids_in(tmp_path: Path) -> list[int]:
+    return [int(path.name.removeprefix("pid-")) for path in tmp_path.glob("pid-*")]
+
+
+@pytest.mark.parametrize("whole_group", [True, False])
+def test_an_interrupt_ends_all_processes_without_a_word(tmp_path: Path, whole_group: bool) -> None:
+    parent = parent_of(tmp_path)
+    assert len(pids_in(tmp_path)) == 2
+    os.killpg(parent.pid, signal.SIGINT) if whole_group else os.kill(parent.pid, signal.SIGINT)
+    out, err = parent.communicate(timeout=PATIENCE / 10)  # units in flight take longer
+    assert (parent.returncode, out, err) == (130, "", "")
+    assert not any(map(alive, pids_in(tmp_path)))
+    assert len(list(RecordStore(tmp_path / "records"))) == 3
+
+
+def test_an_interrupt_while_processes_start_is_silent_too(tmp_path: Path) -> None:
+    script = tmp_path / "starting.py"
+    script.write_text(
+        "import os, signal, sys, threading, time; from pathlib import Path\n"
+        f"sys.path[:0] = {[str(folder) for folder in Path(__file__).parents[:2]]}\n"
+        "from test_runner import RecordStore, Runner, Sleeping\n"
+        "import tintformer.cli, tintformer.cli.app\n"
+        "def work():\n"
+        "    with Runner(RecordStore(Path(sys.argv[1])), jobs=2) as runner:\n"
+        "        threading.Timer(0.2, lambda: os.killpg(0, signal.SIGINT)).start()\n"
+        "        runner.complete(Sleeping(Path(sys.argv[1])), [1, 2])\n"
+        "if __name__ == '__main__':\n"
+        "    tintformer.cli.app.app = work\n"
+        "    tintformer.cli.main()\n"
+    )
+    command = [sys.executable, str(script), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, start_new_session=True, timeout=PATIENCE)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_a_killed_process_is_one_line_and_costs_only_its_unit(tmp_path: Path) -> None:
+    parent = parent_of(tmp_path)
+    os.kill(pids_in(tmp_path)[0], signal.SIGKILL)
+    out, err = parent.communicate(timeout=PATIENCE)
+    assert parent.returncode == 2 and not out
+    assert err.startswith("tint: one of the 2 processes of this run was killed") and err.count("\n") == 1
+    assert len(list(RecordStore(tmp_path / "records"))) == 3

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hostile import edit
 from tiny import BOS, TEXT, make_tokenizer, save_model
 from transformers import GPT2Config, LlamaConfig
 
@@ -98,9 +99,12 @@ def test_a_directory_without_a_tokenizer(tmp_path: Path, config: GPT2Config | Ll
 def test_a_broken_tokenizer(tmp_path: Path) -> None:
     GPT2Config().save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(LoadError, match=r"cannot read the tokenizer of .*: .+") as caught:
+    with pytest.raises(LoadError, match=r"cannot read .*tokenizer\.json as JSON: .+") as caught:
         find_tokenizer(str(tmp_path))
     assert "\n" not in str(caught.value)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(LoadError, match=r"cannot read the tokenizer of .*: .+"):
+        find_tokenizer(str(tmp_path))
 
 
 @pytest.mark.real
@@ -116,3 +120,10 @@ def test_sentencepiece_tokens_keep_their_space(stories15m: Path) -> None:
 def test_the_tokenizer_inside_a_gguf_file(smollm2: Path) -> None:
     encoded = encode(find_tokenizer(str(smollm2)), "Once upon a time")
     assert encoded.tokens == ("Once", " upon", " a", " time")
+
+
+def test_a_longest_text_that_is_no_number(tmp_path: Path) -> None:
+    make_tokenizer().save_pretrained(tmp_path)
+    edit(lambda config: config.update(model_max_length=[1]), "tokenizer_config.json")(tmp_path)
+    with pytest.raises(LoadError, match="has a model_max_length that is a list; make it a number"):
+        find_tokenizer(str(tmp_path))

@@ -200,9 +200,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "attention": ({"attention": "hard"}, "attention='hard' is unknown; choose one of linear, softmax"),
     "form": ({"softmax_form": "triple"}, "softmax_form='triple' is unknown; choose one of pair, printed"),
     "transposition": ({"transposition": "x"}, "transposition='x' is unknown; choose one of scores, stored"),
-    "step of nothing": ({"softmax_epsilon": 0.0}, "softmax_epsilon=0.0 must be a number between 0 and 1"),
-    "step of one": ({"softmax_epsilon": 1}, "softmax_epsilon=1 must be a number between 0 and 1"),
-    "step in words": ({"softmax_epsilon": "small"}, "softmax_epsilon='small' must be a number between 0 and 1"),
+    "step of nothing": ({"softmax_epsilon": 0.0}, "softmax_epsilon=0.0 must be a finite number above 0 and below 1"),
+    "step of one": ({"softmax_epsilon": 1}, "softmax_epsilon=1 must be a finite number above 0 and below 1"),
+    "step in words": ({"softmax_epsilon": "small"}, "softmax_epsilon='small' must be a finite number above 0"),
     "tie in words": ({"tie_blocks": "no"}, "tie_blocks='no' "),
 }
 

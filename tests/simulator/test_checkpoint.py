@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import pickle
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import tintformer as tint
+from tintformer.storage.checksums import write_tensors
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
@@ -212,7 +214,7 @@ def edit_tensors(change: Callable[[dict[str, Tensor]], Any]) -> Callable[[Path],
             metadata = file.metadata()
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
         change(tensors)
-        save_file(tensors, path / WEIGHTS, metadata=metadata)
+        write_tensors(path / WEIGHTS, tensors, metadata)
 
     return damage
 
@@ -242,10 +244,19 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "part of the header": (cut(WEIGHTS, lambda _: 100), f"cannot read .*{WEIGHTS}: "),
     "empty weights": (cut(WEIGHTS, lambda _: 0), f"cannot read .*{WEIGHTS}: "),
     "no weights": (lambda path: (path / WEIGHTS).unlink(), f"cannot read .*{WEIGHTS}: "),
-    "half of the configuration": (cut(CONFIG, lambda size: size // 2), f"cannot read .*{CONFIG}: "),
-    "empty configuration": (cut(CONFIG, lambda _: 0), f"cannot read .*{CONFIG}: "),
-    "bytes for a configuration": (lambda path: (path / CONFIG).write_bytes(b"\xff\xfe{"), f"cannot read .*{CONFIG}: "),
+    "half of the configuration": (cut(CONFIG, lambda size: size // 2), f"cannot read .*{CONFIG} as JSON: "),
+    "empty configuration": (cut(CONFIG, lambda _: 0), f"cannot read .*{CONFIG} as JSON: "),
+    "bytes for a configuration": (
+        lambda path: (path / CONFIG).write_bytes(b"\xff\xfe{"),
+        f"cannot read .*{CONFIG} as JSON: ",
+    ),
     "no configuration": (lambda path: (path / CONFIG).unlink(), f"saved holds no {CONFIG}; `tint build"),
+    "nested deeply": (lambda path: (path / CONFIG).write_text("[" * 100_000), "nested too deeply"),
+    "a long integer": (lambda path: (path / CONFIG).write_text("9" * 5000), "integer of 5000 digits"),
+    "a dtype that is none": (edit_config(lambda config: {**config, "dtype": "load"}), "has dtype 'load'; known are"),
+    "a dtype that is a list": (edit_config(lambda config: {**config, "dtype": ["float32"]}), "has dtype"),
+    "an integer dtype": (edit_config(lambda config: {**config, "dtype": "int8"}), "has dtype 'int8'"),
+    "a name that is a number": (edit_config(lambda config: {**config, "name": 3}), "a name that is no text"),
     "a list": (edit_config(lambda _: [1]), rf"{CONFIG} describes no simulator \(model_type 'list'\)"),
     "a plain model": (foreign_model, rf"{CONFIG} describes no simulator \(model_type 'gpt2'\)"),
     "foreign tensors": (foreign_tensors, rf"{WEIGHTS} holds no simulator \(format None\)"),
@@ -310,7 +321,7 @@ def rewrite_config(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
         metadata = file.metadata()
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
     agreed = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
-    save_file(tensors, path / WEIGHTS, metadata={**metadata, "config": agreed})
+    write_tensors(path / WEIGHTS, tensors, {**metadata, "config": agreed})
 
 
 VERSIONS: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -319,7 +330,19 @@ VERSIONS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a new knob of the construction": lambda config: config["construction"].update(width="narrow"),
     "a new layout": lambda config: config["construction"].update(layout="origami"),
     "a stack that does not fit": lambda config: config["construction"].update(stack=99),
-    "an unknown dtype": lambda config: config.update(dtype="float12"),
+    "an unknown dtype": lambda config: config.update(dtype="float31"),
+    "a dtype of integers": lambda config: config.update(dtype="int8"),
+    "a dtype that nothing computes in": lambda config: config.update(dtype="float8_e4m3fn"),
+    "a module for a dtype": lambda config: config.update(dtype="nn"),
+    "a number for a dtype": lambda config: config.update(dtype=7),
+    "no dtype": lambda config: config.update(dtype=None),
+    "a list for a dtype": lambda config: config.update(dtype=["float32"]),
+    "a dtype of the auxiliary": lambda config: config["auxiliary"].update(dtype="float31"),
+    "a number for a name": lambda config: config.update(name=7),
+    "a text for a switch": lambda config: config.update(full="no"),
+    "a rule that is nothing": lambda config: config.update(learning_rule=None),
+    "a rate in words": lambda config: config["learning_rule"].update(learning_rate="0.1"),
+    "an auxiliary that is a text": lambda config: config.update(auxiliary="gpt2"),
     "an unknown family": lambda config: config["auxiliary"].update(model_type="gpt99"),
     "heads that do not fit": lambda config: config["auxiliary"].update(n_head=5),
     "a billion layers": lambda config: config["auxiliary"].update(n_layer=10**9),
@@ -335,7 +358,48 @@ def test_what_another_version_may_have_written_is_refused(version: str, saved: P
     rewrite_config(saved, VERSIONS[version])
     with pytest.raises(tint.LoadError) as refused:
         tint.Simulator.from_pretrained(saved)
-    assert str(saved) in str(refused.value)
+    assert str(saved) in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_flipped_bit_is_noticed(saved: Path) -> None:
+    """In any place: every change is refused in one line, or changes nothing that is loaded."""
+    whole, expected = (saved / WEIGHTS).read_bytes(), identity(tint.Simulator.from_pretrained(saved))
+    randomly = random.Random(0)
+    places = [*range(0, 60), *(randomly.randrange(len(whole)) for _ in range(60))]
+    for place in places:
+        content = bytearray(whole)
+        content[place] ^= 1 << randomly.randrange(8)
+        (saved / WEIGHTS).write_bytes(content)
+        try:
+            assert identity(tint.Simulator.from_pretrained(saved)) == expected, place
+        except tint.LoadError as refused:
+            assert "\n" not in str(refused), place
+
+
+def test_weights_without_a_checksum_are_refused(saved: Path) -> None:
+    with safe_open(saved / WEIGHTS, framework="pt") as file:
+        metadata = {key: value for key, value in file.metadata().items() if key != "checksum"}
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+    save_file(tensors, saved / WEIGHTS, metadata=metadata)
+    with pytest.raises(tint.LoadError, match="has no checksum"):
+        tint.Simulator.from_pretrained(saved)
+
+
+TENSORS: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
+    "a weight that is not finite": (lambda tensors: tensors[WTE].fill_(float("nan")), "contains NaN or infinity"),
+    "integers": (lambda tensors: tensors.update({WTE: tensors[WTE].to(torch.int8)}), "is not a floating-point type"),
+    "a tensor of nobody": (lambda tensors: tensors.update(more=torch.ones(1)), "holds 'more', which is no part"),
+    "a structure": (lambda tensors: tensors.update({"simulator.x": torch.ones(1)}), "holds 'simulator.x', which is no"),
+}
+
+
+@pytest.mark.parametrize("change", TENSORS)
+def test_tensors_that_no_simulator_has(change: str, saved: Path) -> None:
+    edit, reason = TENSORS[change]
+    edit_tensors(edit)(saved)
+    with pytest.raises(tint.LoadError, match=reason) as refused:
+        tint.Simulator.from_pretrained(saved)
+    assert "\n" not in str(refused.value)
 
 
 def test_a_consistent_change_is_read(saved: Path) -> None:

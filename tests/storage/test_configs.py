@@ -172,7 +172,7 @@ def test_files_that_are_no_configuration(tmp_path: Path) -> None:
             read_config(file)
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "config.json").mkdir()
-    with pytest.raises(tint.LoadError, match="as JSON"):
+    with pytest.raises(tint.LoadError, match="is a directory"):
         read_config(tmp_path / "odd")
 
 

@@ -27,7 +27,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "thousands of layers": (edit(lambda c: c.update(num_hidden_layers=4000)), "asks for 4000 layers, but"),
     "a wide model": (edit(lambda c: c.update(intermediate_size=2**24)), "instead of"),
     "a large vocabulary": (edit(lambda c: c.update(vocab_size=2**24)), "instead of"),
-    "more layers than there are": (edit(lambda c: c.update(num_hidden_layers=9)), "parameters, and its files hold"),
+    "more layers than there are": (edit(lambda c: c.update(num_hidden_layers=9)), "lacks 63 parameters of its model"),
     "a wrong shape": (edit_tensors(lambda t: t.update({NORM: torch.ones(3)})), r"norm.weight: \(3,\) instead of"),
     "not a number": (edit_tensors(lambda t: t[EMBEDDING].view(-1)[3:4].fill_(float("nan"))), "contains NaN"),
     "infinity": (edit_tensors(lambda t: t[EMBEDDING].view(-1)[3:4].fill_(float("inf"))), "contains NaN or infinity"),

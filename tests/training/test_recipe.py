@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from patience import PATIENCE
 from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
+from tintformer.storage import staging
 from training import export, split, train
 from training.baselines import character_bits, unigram_nats
 from training.corpus import Windows, documents
@@ -152,7 +154,9 @@ def test_a_killed_run_continues_with_the_same_losses_and_weights(
     assert 5 <= log.read_text().count("\n") < STEPS
     with log.open("a") as torn:
         torn.write('{"step": 7, "lo')
-    (run / ".checkpoint.safetensors.1.tmp").write_bytes(b"half of it")
+    # What a killed process of this machine leaves of a checkpoint.
+    left = Path(tempfile.mkdtemp(prefix=f".tint-{staging._MACHINE}-", suffix=".tmp", dir=run))
+    (left / "checkpoint.safetensors").write_bytes(b"half of it")
     finish(start(data, run, preset))
     assert losses(run) == losses(uninterrupted)
     assert {path.name for path in run.iterdir()} == FILES

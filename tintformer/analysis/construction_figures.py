@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import wrap
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from tintformer.analysis.accounting import ENDS, KINDS, count
 from tintformer.analysis.figure_example import HeadWork, example, example_slots, head_work
+from tintformer.analysis.foreign_markup import to_label
 from tintformer.analysis.inspection import plan
 from tintformer.analysis.paper_formula import Formula
 from tintformer.auxiliary.description import Auxiliary
@@ -20,7 +22,7 @@ from tintformer.simulator.geometry import Geometry
 from tintformer.simulator.regions import PHASES
 from tintformer.simulator.simulator import Simulator, build
 from tintformer.storage.configs import meta_auxiliary
-from tintformer.storage.whole_files import whole_file
+from tintformer.storage.whole_files import check_directory, whole_files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,19 +53,20 @@ def draw(auxiliary: Auxiliary, directory: Path) -> list[Path]:
         "modules": lambda: modules_figure(auxiliary),
         "parameters": lambda: parameters_figure(auxiliary),
     }
-    paths: list[Path] = []
+    files = {f"{name}.svg": io.BytesIO() for name in figures}
+    check_directory(directory, files)
+    for file, make in zip(files.values(), figures.values(), strict=True):
+        with matplotlib.rc_context():
+            matplotlib.rcdefaults()
+            matplotlib.rcParams.update(STYLE)
+            make().savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, make in figures.items():
-            with matplotlib.rc_context():
-                matplotlib.rcdefaults()
-                matplotlib.rcParams.update(STYLE)
-                paths.append(directory / f"{name}.svg")
-                with whole_file(paths[-1]) as file:
-                    make().savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+        with whole_files(directory, list(files)) as folder:
+            for name, file in files.items():
+                (folder / name).write_bytes(file.getvalue())
     except OSError as error:
         raise TintError(f"cannot write figures into {directory}: {error}") from error
-    return paths
+    return [directory / file for file in files]
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -200,7 +203,7 @@ def modules_figure(auxiliary: Auxiliary) -> Figure:
     slots = simulator.geometry.slots
     figure = _figure(WIDTH, 0.8 + 0.42 * len(ops))
     panel = figure.subplots()
-    panel.set_title(f"{auxiliary.name}: block {last}", loc="left")
+    panel.set_title(to_label(f"{auxiliary.name}: block {last}"), loc="left")
     for row, op in enumerate(ops):
         panel.text(-0.15, row + 0.5, op.op.partition(".")[2].partition(".")[2], ha="right", va="center")
         for module in op.modules:
@@ -250,7 +253,7 @@ def parameters_figure(auxiliary: Auxiliary) -> Figure:
     panel.set_ylim(0.5, 100 * max(value for column in counts.values() for value in column.values()))
     panel.set_xticks(range(len(names)), names)
     panel.set_ylabel("parameters")
-    panel.set_title(f"{auxiliary.name}: all modules of a kind, forward + backward + descent", loc="left")
+    panel.set_title(to_label(f"{auxiliary.name}: all modules of a kind, forward + backward + descent"), loc="left")
     panel.legend(frameon=False, ncols=4, loc="upper left")
     panel.spines[["top", "right"]].set_visible(False)
     return figure

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tintformer.auxiliary.description import Auxiliary, Embedding, Head
 from tintformer.auxiliary.families.family import Family
+from tintformer.auxiliary.model_record import ModelRecord
 from tintformer.auxiliary.ops import (
     Activation,
     Add,
@@ -46,6 +47,7 @@ def describe(model: Any, family: Family, name: str) -> Auxiliary:
         head=reader.head(),
         max_positions=getattr(model.config, "max_position_embeddings", None),
         model=model,
+        record=ModelRecord(model),
     )
 
 
@@ -180,7 +182,9 @@ class _Reader:
             return None
         name = self.names[id(parameter)]
         # Another home than the data's own means that accelerate has offloaded it.
-        source = self.sources.setdefault(name, self.placed[name].data)
+        data = self.placed[name].data
+        # The parameter itself: in a copy of model and description, the copied weight is the copied model's.
+        source = self.sources.setdefault(name, parameter if data.device == parameter.device else data)
         device = None if source.device == self.home else self.home
         return Weight(name=name, source=source, device=device, **how)
 

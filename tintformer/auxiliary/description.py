@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tintformer.auxiliary.model_record import ModelRecord
 from tintformer.auxiliary.ops import Attend, Fork, Linear, Move, Norm, Op, Rotary, Step, Weight
 from tintformer.errors import TintError
 
@@ -49,6 +50,8 @@ class Auxiliary:
     """Longest context the model was built for; None where nothing limits it (ALiBi)."""
     model: Any = field(repr=False)
     """The Hugging Face model, never modified."""
+    record: ModelRecord | None = field(default=None, repr=False)
+    """The model as it was when it was described."""
 
     @property
     def vocabulary_size(self) -> int:
@@ -79,6 +82,15 @@ class Auxiliary:
         steps = [step for part in (*self.blocks, self.final) for step in part]
         linears = [op for op in ops(tuple(steps)) if isinstance(op, Linear)]
         return any(isinstance(step, Move) for step in steps) or any(op.weight.device is not None for op in linears)
+
+    def has_changed(self) -> bool:
+        """Whether modules or tensors of the model are no longer those that were described."""
+        return self.record is not None and next(self.record.changes(), None) is not None
+
+    def require_unchanged(self) -> None:
+        """Refuse to go on with a model whose modules or tensors are no longer those that were described."""
+        if self.record is not None:
+            self.record.require_unchanged(self.name)
 
     def require_one_device(self, whose: str) -> None:
         """Refuse a model that is spread over devices, for those who cannot follow."""

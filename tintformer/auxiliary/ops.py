@@ -17,6 +17,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from tintformer.errors import LoadError
+
 Group = Literal["body", "query_key", "frozen"]
 """Which knob of the learning rule moves an op's parameters: `body` those that every rule moves, `query_key` those
 behind `update_query_key`, `frozen` none."""
@@ -39,7 +41,7 @@ class Weight:
     name: str
     """The Hugging Face parameter name, under which updates are reported."""
     source: Tensor = field(repr=False)
-    """The Hugging Face parameter itself."""
+    """The Hugging Face parameter itself, or what accelerate keeps of it; it is read without a gradient."""
     transposed: bool = False
     """Stored as `[in, out]` (the Conv1D of GPT-2)."""
     part: Part | None = None
@@ -53,11 +55,12 @@ class Weight:
 
     def whole(self) -> Float[Tensor, ...]:
         """The Hugging Face parameter, where it is computed with."""
-        return self.source if self.device is None else self.source.to(self.device)
+        source = self.source.detach()
+        return source if self.device is None else source.to(self.device)
 
     def rows(self, index: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         """Rows of a table; of one that is kept elsewhere, no more than they are brought in."""
-        return functional.embedding(index.to(self.source.device), self.source).to(self.home)
+        return functional.embedding(index.to(self.source.device), self.source.detach()).to(self.home)
 
     def read(self) -> Float[Tensor, ...]:
         """Our view of the parameter; a copy only where a family interleaves fused rows by head."""
@@ -102,6 +105,14 @@ class Norm:
     """How many equal parts of the input are normalised apart: 1, or the number of heads of a query/key norm."""
     group: Group = "body"
 
+    def __post_init__(self) -> None:
+        # Here, because all that follows from it is a non-finite stream, for which a learning rate would be blamed.
+        if not 0 <= self.epsilon < float("inf"):
+            raise LoadError(
+                f"the epsilon of {self.name} is {self.epsilon:g}; correct it in the model's configuration "
+                "(rms_norm_eps, layer_norm_eps): a finite number of at least 0"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Activation:
@@ -134,6 +145,14 @@ class Rotary:
     """Factor on the cosines and sines (yarn); 1 for the other schemes."""
     interleaved: bool = False
     """Pairs are neighbours (GPT-J) instead of halves (LLaMA)."""
+
+    def __post_init__(self) -> None:
+        numbers = self.inverse_frequencies
+        if not numbers.is_meta and not (bool(torch.isfinite(numbers).all()) and abs(self.scaling) < float("inf")):
+            raise LoadError(
+                "the rotary frequencies are not finite; correct rope_theta, factor and the like in the model's "
+                "configuration (rope_parameters)"
+            )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
 
 from tintformer.auxiliary.activations import FUNCTIONS
+from tintformer.auxiliary.alterations import alterations
 from tintformer.auxiliary.families import families
 from tintformer.auxiliary.families.family import Config, Family
 from tintformer.auxiliary.placement import placed_parameters
@@ -14,6 +16,9 @@ from tintformer.errors import UnsupportedModelError
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Rotary schemes whose frequencies do not depend on the input; dynamic and longrope change them as they go."""
+
+COMPUTED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""Dtypes that torch computes in; float8 and the like are for storage alone."""
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
@@ -40,6 +45,9 @@ def config_reasons(config: Config) -> list[str]:
     """Reasons that hold for any family, read from the configuration alone."""
     # Silence would be worse than a refusal: a setting that is ignored gives plausible numbers of another model.
     reasons: list[str] = []
+    layers = getattr(config, "num_hidden_layers", None)
+    if isinstance(layers, int) and layers < 1:
+        reasons.append(f"it has {layers} layers: there is nothing that learns")
     experts = next((key for key in _EXPERTS if (getattr(config, key, None) or 0) > 1), None)
     if experts:
         reasons.append(f"mixture of experts ({experts}={getattr(config, experts)}): routing has no simulated backward")
@@ -70,18 +78,24 @@ def _quantisation(config: Config) -> str | None:
 
 
 def check_model(model: Any, name: str) -> Family:
-    """The family of a supported model object whose weights are all there and finite."""
+    """The family of a supported model object that computes as its class says and whose weights are there and finite."""
     family = find_family(model.config, name)
-    reasons: list[str] = []
+    reasons = alterations(model)
     if model.get_output_embeddings() is None:
         reasons.append(f"{type(model).__name__} has no language-model head; load it as a causal language model")
-    for parameter_name, (parameter, _) in placed_parameters(model).items():
+    placed = placed_parameters(model)
+    for parameter_name, (parameter, _) in placed.items():
         if parameter.is_meta:
             reasons.append(f"parameter {parameter_name} has no data (device meta)")
-        elif not parameter.dtype.is_floating_point:
+        elif parameter.dtype not in COMPUTED:
             reasons.append(f"parameter {parameter_name} has dtype {parameter.dtype}: quantised weights do not learn")
+        elif not parameter.numel():  # of which there is no smallest element
+            reasons.append(f"parameter {parameter_name} is empty, of shape {tuple(parameter.shape)}")
         elif not all(torch.isfinite(end) for end in parameter.aminmax()):  # in no memory, unlike element by element
             reasons.append(f"parameter {parameter_name} contains NaN or infinity: the checkpoint is damaged")
+    if len(found := Counter(data.dtype for data, _ in placed.values())) > 1:
+        dtypes = ", ".join(f"{dtype} ({count})" for dtype, count in found.most_common())
+        reasons.append(f"parameters of several dtypes, {dtypes}: convert it, e.g. model.to(torch.float32)")
     if reasons:
         raise UnsupportedModelError(name, reasons)
     return family

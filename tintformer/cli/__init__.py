@@ -12,6 +12,7 @@ def main() -> None:
     from tintformer.threads import use_sleeping_threads
 
     use_sleeping_threads()
+    _write_what_can_be_written()
 
     try:
         from tintformer.cli.app import app
@@ -28,6 +29,21 @@ def main() -> None:
         _fail(str(error))
     except OSError as error:
         _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+    except BaseException as error:
+        # A panic within the library tokenizers, which is no Exception; most are caught where a tokenizer is called.
+        if type(error).__name__ != "PanicException":
+            raise
+        _fail(f"the library tokenizers failed ({str(error)[:200]}); use another tokenizer")
+
+
+def _write_what_can_be_written() -> None:
+    """Spell out characters that the terminal's encoding lacks; where the shell has closed an output, write nowhere."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _flush() -> None:
@@ -41,5 +57,7 @@ def _flush() -> None:
 
 
 def _fail(message: str) -> None:
-    print(f"tint: {message}", file=sys.stderr)
+    from tintformer.console import complain
+
+    complain(message)
     sys.exit(2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,8 +17,7 @@ from tintformer.cli.rule_setup import (
     provenance,
     warnings_as_lines,
 )
-from tintformer.console import print_json
-from tintformer.errors import InputError
+from tintformer.console import print_json, say
 
 if TYPE_CHECKING:
     import torch
@@ -43,9 +41,10 @@ def adapt(
 ) -> None:
     """Train a model on texts and write the update, for `tint run --adapted` and `tintformer.Tuned.load`."""
     from tintformer.learning.text import encode, find_tokenizer, read_text
+    from tintformer.storage.whole_files import check_file
 
     rule.build()
-    _check_writable(output)
+    check_file(output)
     contents = [read_text(text, each) for each in file or [None]]
     with warnings_as_lines():
         auxiliary, tokenizer = open_model(model, dtype), find_tokenizer(model)
@@ -80,17 +79,6 @@ def train_and_save(
     }
 
 
-def _check_writable(output: Path) -> None:
-    """Refuse before the work what could not be written after it."""
-    directory = output.absolute().parent
-    if output.exists() and not output.is_file():  # a directory, or a device, which a rename would replace
-        raise InputError(f"cannot write {output}: it is no regular file")
-    if not directory.is_dir():
-        raise InputError(f"cannot write {output}: there is no directory {directory}")
-    if not os.access(directory, os.W_OK):
-        raise InputError(f"cannot write {output}: {directory} is not writable")
-
-
 def pad(texts: list[Encoded]) -> tuple[torch.Tensor, torch.Tensor]:
     """Texts of different lengths as one batch: ids with padding on the right, and which tokens are there."""
     import torch
@@ -108,4 +96,4 @@ def print_adapt(record: dict[str, Any]) -> None:
     texts = "1 text" if record["texts"] == 1 else f"{record['texts']} texts"
     print_losses(record, f"{record['model']}, {texts}, {record['train_tokens']} tokens, all of them trained on")
     print_rate(record)
-    print(f"wrote {record['output']} ({record['bytes'] / 1e6:.1f} MB); use it with `tint run --adapted`")
+    say(f"wrote {record['output']} ({record['bytes'] / 1e6:.1f} MB); use it with `tint run --adapted`")

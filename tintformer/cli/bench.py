@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from tintformer.cli.options import Json
-from tintformer.console import print_json, print_table, progress_bar
+from tintformer.console import print_json, print_table, progress_bar, say
 
 QUICK: dict[str, Any] = {
     "models": ("tiny",),
@@ -33,8 +33,8 @@ def bench(
     method: Annotated[
         list[str] | None, typer.Option(help="Run only this one; default: all that suit the case.")
     ] = None,
-    repetitions: Annotated[int | None, typer.Option(help="Timed runs of each method; default: 5.")] = None,
-    threads: Annotated[int, typer.Option(help="Threads of torch.")] = 2,
+    repetitions: Annotated[int | None, typer.Option(max=10_000, help="Timed runs of each method; default: 5.")] = None,
+    threads: Annotated[int, typer.Option(max=4096, help="Threads of torch.")] = 2,
     engine: Annotated[str, typer.Option(help="The engine that runs as the method `fast`.")] = "fast",
     dtype: Annotated[
         str, typer.Option(help="float32, float64, or bfloat16 (which is compared with the engine in float32).")
@@ -87,7 +87,7 @@ def _print_tables(records: list[dict[str, Any]]) -> None:
     """One table a model and case, narrow enough for a terminal, and the notes below it."""
     from tintbench.speed_tables import setting_line, table_rows
 
-    print(setting_line(records[0]))
+    say(setting_line(records[0]))
     for model, case in dict.fromkeys((record["model"], record["case"]) for record in records):
         here = [record for record in records if (record["model"], record["case"]) == (model, case)]
         rows = table_rows(here)
@@ -98,4 +98,4 @@ def _print_tables(records: list[dict[str, Any]]) -> None:
         )
         for row in rows:
             if row["note"]:
-                print(f"{row['method']}: {row['note']}")
+                say(f"{row['method']}: {row['note']}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +24,7 @@ from tintformer.cli.options import (
     with_rule_options,
 )
 from tintformer.cli.rule_setup import choose_rule, open_model, print_rate, provenance, warnings_as_lines
-from tintformer.console import print_json, print_table
+from tintformer.console import print_json, print_table, say
 from tintformer.errors import InputError, LoadError
 
 if TYPE_CHECKING:
@@ -97,31 +96,23 @@ def _construct(auxiliary: Auxiliary, rule: LearningRule, knobs: dict[str, Any]) 
 def _check_directory(output: Path) -> None:
     """Refuse before the work what must not be replaced after it."""
     from tintformer.storage.loading import is_simulator
+    from tintformer.storage.whole_files import check_directory, entries
 
-    if output.exists() and not output.is_dir():
+    if os.path.exists(output) and not os.path.isdir(output):
         raise InputError(f"cannot write {output}: it is a file; give a directory")
-    if output.is_dir() and any(output.iterdir()) and not is_simulator(output):
+    check_directory(output)
+    if output.is_dir() and entries(output) and not is_simulator(output):
         raise InputError(f"{output} holds files that are no simulator; give a new directory")
-    parent = output.absolute().parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise InputError(f"cannot write {output}: {parent} is no directory that can be written to")
 
 
 def _write(simulator: Simulator, model: str, output: Path, *, full: bool) -> None:
-    """Write beside the target and rename, so that the directory is there whole or not at all."""
     from tintformer.learning.text import find_tokenizer
+    from tintformer.storage.whole_files import whole_directory
 
-    temporary, old = (output.absolute().with_name(f".{output.name}.{os.getpid()}.{end}") for end in ("new", "old"))
-    try:
-        simulator.save_pretrained(temporary, full=full)
+    with whole_directory(output) as folder:
+        simulator.save_pretrained(folder, full=full)
         with suppress(LoadError):  # a model without a tokenizer is a model all the same
-            find_tokenizer(model).save_pretrained(str(temporary))
-        if output.exists():
-            os.replace(output, old)
-        os.replace(temporary, output)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+            find_tokenizer(model).save_pretrained(str(folder))
 
 
 def _sizes(simulator: Simulator, output: Path) -> dict[str, Any]:
@@ -148,6 +139,6 @@ def _print(record: dict[str, Any]) -> None:
     title = f"{record['model']}: layout {record['layout']}, {tied}"
     names = ("stack", "shards", "dim_aux", "dim_slot", "dim_sim", "num_heads", "num_prefix")
     print_table([{name: record[name] for name in names}], title=title)
-    print(f"{record['structural']:,} constructed parameters, {record['auxiliary']:,} that hold the model's weights")
+    say(f"{record['structural']:,} constructed parameters, {record['auxiliary']:,} that hold the model's weights")
     print_rate(record)
-    print(f"wrote {record['output']} ({record['bytes'] / 1e6:.1f} MB)")
+    say(f"wrote {record['output']} ({record['bytes'] / 1e6:.1f} MB)")

@@ -10,7 +10,7 @@ import typer
 
 from tintformer.cli.options import Json
 from tintformer.cli.rule_setup import open_model, warnings_as_lines
-from tintformer.console import print_json, print_table, progress_bar
+from tintformer.console import print_json, print_table, progress_bar, say
 
 if TYPE_CHECKING:
     from tintformer.auxiliary.description import Auxiliary
@@ -52,9 +52,9 @@ def demo(
         for result in results:
             _print(result)
         for result in results:
-            print(_in_one_line(result))
+            say(_in_one_line(result))
         if places and not has_matplotlib():
-            print(f"the reports are {WITHOUT_FIGURES}")
+            say(f"the reports are {WITHOUT_FIGURES}")
 
 
 def check_place(directory: Path) -> None:
@@ -176,17 +176,17 @@ def _print(result: dict[str, Any]) -> None:
         for (way, loss), perplexity in zip(result["losses"].items(), result["perplexities"].values(), strict=True)
     ]
     print_table(rows, title=title)
-    print(f"fast engine and simulator: logits differ by {result['engines_differ_by']:.1e} at most")
-    print(f"simulated and true gradient: cosine {result['cosine']:.3f} over all block parameters")
-    print(
+    say(f"fast engine and simulator: logits differ by {result['engines_differ_by']:.1e} at most")
+    say(f"simulated and true gradient: cosine {result['cosine']:.3f} over all block parameters")
+    say(
         f"sizes: model {result['auxiliary']:,}, simulator's structure {result['simulator']:,} "
         f"(the paper's construction: {result['paper']:,})"
     )
     gained = ", ".join(f"{each['token']} {each['nats']:.2f}" for each in result["gained_most"])
-    print(f"gained most, in nats: {gained}")
+    say(f"gained most, in nats: {gained}")
     if result["report"]:
-        print(f"report: {result['report']}")
-    print()
+        say(f"report: {result['report']}")
+    say()
 
 
 def _in_one_line(result: dict[str, Any]) -> str:

@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 from tintformer.cli.options import Json
-from tintformer.console import print_json, print_table
+from tintformer.console import print_json, print_table, say
 from tintformer.errors import InputError
+from tintformer.storage.foreign_text import user_path
 
 SourceKind = Literal["data", "package", "bundled", "hub"]
 _SENTENCES = {"fetched": "fetched to", "present": "is there already:", "bundled": "comes with the package:"}
@@ -45,7 +46,7 @@ def fetch(
         outcomes.append(outcome)
         if not json:
             note = outcome["note"] and f"; {outcome['note']}"
-            print(f"{name} {_SENTENCES[outcome['status']]} {outcome['path']}{note}")
+            say(f"{name} {_SENTENCES[outcome['status']]} {outcome['path']}{note}")
     if json:
         print_json(outcomes)
 
@@ -63,7 +64,7 @@ def kind_of(name: str) -> SourceKind:
         return "package"
     if name in BUNDLED:
         return "bundled"
-    if Path(name).expanduser().exists():
+    if user_path(name).exists():
         raise InputError(f"{name} is here already, as a file or directory; use it as it is, there is nothing to fetch")
     if not is_hub_id(name):
         raise InputError(
@@ -119,4 +120,4 @@ def _print_known(json: bool) -> None:
         print_json(rows)
         return
     print_table([{**row, "present": "yes" if row["present"] else "no"} for row in rows])
-    print(f"Fetched to {cache_directory()} (TINTFORMER_CACHE). Models of the hub by their id, such as gpt2, too.")
+    say(f"Fetched to {cache_directory()} (TINTFORMER_CACHE). Models of the hub by their id, such as gpt2, too.")

@@ -24,8 +24,9 @@ from tintformer.cli.options import (
 )
 from tintformer.cli.rule_setup import choose_rule, finite, open_model, provenance, warnings_as_lines
 from tintformer.cli.run import TRAIN_FRACTION, Split
-from tintformer.console import print_json
+from tintformer.console import print_json, say
 from tintformer.errors import InputError, LoadError
+from tintformer.storage.foreign_text import user_path
 
 if TYPE_CHECKING:
     import torch
@@ -174,7 +175,7 @@ class Subject:
     def is_built(self) -> bool:
         from tintformer.storage.loading import is_simulator
 
-        return is_simulator(Path(self.model).expanduser())
+        return is_simulator(user_path(self.model))
 
     def shapes(self) -> Simulator:
         """The simulator; of a model only the shapes, where its configuration is enough."""
@@ -203,7 +204,7 @@ class Subject:
         from tintformer.simulator.simulator import Simulator
 
         transformers.logging.set_verbosity_error()
-        return Simulator.from_pretrained(Path(self.model).expanduser())
+        return Simulator.from_pretrained(user_path(self.model))
 
     def _build(self, auxiliary: Auxiliary, rule: LearningRule) -> Simulator:
         from tintformer.simulator.simulator import build
@@ -300,7 +301,7 @@ def print_record(record: Record) -> None:
     """Figures, the plan, or the plan with what was seen."""
     if "figures" in record:
         for path in record["figures"]:
-            print(f"wrote {path}")
+            say(f"wrote {path}")
         return
     _print_title(record)
     if "observations" in record:
@@ -309,20 +310,18 @@ def print_record(record: Record) -> None:
         for op in record["ops"]:
             _print_op(op)
     sizes = record["parameters"]
-    print(
-        f"\nin all {sizes['structural']:,} constructed parameters, and {sizes['auxiliary']:,} that hold the auxiliary"
-    )
+    say(f"\nin all {sizes['structural']:,} constructed parameters, and {sizes['auxiliary']:,} that hold the auxiliary")
 
 
 def _print_title(record: Record) -> None:
     made, g = record["construction"], record["geometry"]
     tied = "one set of modules for all blocks" if made["tie_blocks"] else "modules of its own for every block"
-    print(f"{record['model']}: {record['blocks']} blocks, layout {made['layout']}, {tied}")
-    print(
+    say(f"{record['model']}: {record['blocks']} blocks, layout {made['layout']}, {tied}")
+    say(
         f"embedding: {g['slots']} slots of {g['dim_slot']} coordinates, {g['dim_sim']} in all; a slot holds "
         f"{g['dim_aux']}, then the homogeneous 1"
     )
-    print(
+    say(
         f"linear modules: {g['num_heads']} heads = {g['stack']} slots x {g['shards']} parts of {g['head_dim']} "
         f"coordinates; {g['num_prefix']} prefix tokens a piece"
     )
@@ -330,20 +329,20 @@ def _print_title(record: Record) -> None:
 
 def _print_op(op: Record) -> None:
     into, out = op["widths"]
-    print(f"\n{op['op']}: {op['kind']}, {into} -> {out}; module {op['module']}")
+    say(f"\n{op['op']}: {op['kind']}, {into} -> {out}; module {op['module']}")
     if op["prefix"] is not None:
-        print(f"  {_prefix_line(op['prefix'])}")
+        say(f"  {_prefix_line(op['prefix'])}")
     for module in op["modules"]:
-        print(f"  {module['phase']}, {module['parameters']:,} parameters")
+        say(f"  {module['phase']}, {module['parameters']:,} parameters")
         for exchange in module["exchanges"]:
-            print(f"    {_exchange_line(exchange)}")
+            say(f"    {_exchange_line(exchange)}")
         for region in module["regions"]:
-            print(f"    {_region_line(region)}")
+            say(f"    {_region_line(region)}")
 
 
 def _print_observations(record: Record) -> None:
     text = record["text"]
-    print(
+    say(
         f"{text['tokens']} tokens, {text['train_tokens']} of them trained on with rate "
         f"{record['rule']['learning_rate']:.3g}; values are those of token {text['token']}, {text['token_text']!r}"
     )
@@ -352,18 +351,18 @@ def _print_observations(record: Record) -> None:
         op, step = ops[seen["op"]], "" if seen["step"] is None else f"step {seen['step']}, "
         phase = "forward" if seen["stage"] == "updated" else seen["stage"]
         title = "forward, updated weights" if seen["stage"] == "updated" else phase
-        print(f"\n{step}{title}: {op['op']}, {op['kind']}")
+        say(f"\n{step}{title}: {op['op']}, {op['kind']}")
         module = next(module for module in op["modules"] if module["phase"] == phase)
         for exchange in module["exchanges"]:
-            print(f"  {_exchange_line(exchange)}")
+            say(f"  {_exchange_line(exchange)}")
         if op["prefix"] is not None and phase == "forward":
-            print(f"  {_prefix_line(op['prefix'])}")
+            say(f"  {_prefix_line(op['prefix'])}")
         for region in seen["regions"]:
-            print(f"  {_region_line(region)}{_value_text(region, text['token'])}")
+            say(f"  {_region_line(region)}{_value_text(region, text['token'])}")
     moved = {name: change for name, change in record["moved"].items() if change != 0}
-    print(f"\n{len(moved)} parameters have moved; the rms of the change:")
+    say(f"\n{len(moved)} parameters have moved; the rms of the change:")
     for name, change in moved.items():
-        print(f"  {name}  {_shown(change)}")
+        say(f"  {name}  {_shown(change)}")
 
 
 def _prefix_line(prefix: Record) -> str:

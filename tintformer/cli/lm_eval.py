@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from argparse import ArgumentParser
+from collections.abc import Generator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,7 +38,7 @@ def lm_eval(
     """
     if find_spec("lm_eval") is None:
         raise InputError("lm-eval is not installed; pip install 'tintformer[eval]'")
-    with started():
+    with started() as processes:
         from lm_eval.__main__ import cli_evaluate
 
         from tintformer.integrations.lm_eval import TASKS
@@ -47,5 +50,27 @@ def lm_eval(
             arguments += ["--include_path", str(TASKS)]
         if settings:
             arguments += ["--metadata", json.dumps(settings)]
-        sys.argv = ["lm_eval", *arguments]
-        cli_evaluate()
+        with _results_whole(arguments, written=processes.is_first) as words:
+            sys.argv = ["lm_eval", *words]
+            cli_evaluate()
+
+
+@contextmanager
+def _results_whole(arguments: list[str], *, written: bool) -> Generator[list[str]]:
+    """The arguments with another place for the results, which move to the user's when the harness has written all."""
+    from tintformer.storage.whole_files import check_directory, whole_files
+
+    parser = ArgumentParser(add_help=False)
+    parser.add_argument("--output_path", "-o")
+    found, others = parser.parse_known_args(arguments)
+    if not found.output_path:
+        yield arguments
+        return
+    place = Path(found.output_path)
+    name = place.name if place.suffix == ".json" else ""  # of a file the harness takes the name, and adds the time
+    directory = place.parent if name else place
+    check_directory(directory, [f"{place.stem}_{'0' * len('2000-01-01T00-00-00.000000')}.json"] if name else ())
+    with whole_files(directory) as folder:
+        yield [*others, "--output_path", str(folder / name)]
+        if written and not any(folder.iterdir()):  # the harness goes on after a full disk
+            raise InputError(f"the harness could not write its results into {directory}; its warning says why")

@@ -11,10 +11,12 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-from tintformer.errors import RuleError
+from tintformer.errors import RuleError, brief
 from tintformer.rule.learning_rule import PRESETS, LearningRule
 
 AUTO = "auto"
+MAX_STEPS = 1_000_000
+"""Gradient steps of one command."""
 DTYPES = ("float32", "float64", "bfloat16")
 
 BeyondContext = Annotated[
@@ -58,16 +60,19 @@ class RuleOptions(dict[str, Any]):
         knobs = dict(self)
         preset = knobs.pop("preset", "default")
         if preset not in PRESETS:
-            raise RuleError(f"preset={preset!r} is unknown; choose one of {', '.join(PRESETS)}")
+            raise RuleError(f"preset={brief(preset)} is unknown; choose one of {', '.join(PRESETS)}")
         knobs["learning_rate"] = 0.0 if self.auto else _number(knobs["learning_rate"])
-        return PRESETS[preset](**knobs)
+        rule = PRESETS[preset](**knobs)
+        if rule.steps > MAX_STEPS:
+            raise RuleError(f"--steps {brief(rule.steps)} would never end; give at most {MAX_STEPS}")
+        return rule
 
 
 def _number(rate: str) -> float:
     try:
         return float(rate)
     except ValueError:
-        raise RuleError(f"learning_rate={rate!r} is neither a number nor {AUTO}") from None
+        raise RuleError(f"learning_rate={brief(rate)} is neither a number nor {AUTO}") from None
 
 
 def with_rule_options(command: Callable[..., None]) -> Callable[..., None]:

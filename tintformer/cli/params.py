@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tintformer.cli.options import Json
-from tintformer.console import print_json, print_table
-from tintformer.errors import TintError
+from tintformer.console import print_json, print_table, say
+from tintformer.errors import TintError, brief
 
 if TYPE_CHECKING:
     from tintformer.analysis.accounting import Parameters
@@ -53,7 +53,7 @@ def count(model: str, *, layout: str | None = None, stack: int = 4) -> dict[str,
     from tintformer.storage.configs import meta_auxiliary, read_config
 
     if layout is not None and layout not in LAYOUTS:
-        raise TintError(f"layout={layout!r} is unknown; choose one of {', '.join(LAYOUTS)}")
+        raise TintError(f"layout={brief(layout)} is unknown; choose one of {', '.join(LAYOUTS)}")
     config = read_config(model)
     formula = Formula.of(config, stack=stack)
     auxiliary = meta_auxiliary(config, model)
@@ -100,32 +100,30 @@ def _symbols(formula: Formula) -> dict[str, int]:
 
 def _print_tables(counts: dict[str, Any]) -> None:
     symbols = counts["symbols"]
-    print(
-        f"{counts['model']} ({counts['family']}): {counts['parameters']:,} parameters, {symbols['num_layers']} blocks"
-    )
-    print(
+    say(f"{counts['model']} ({counts['family']}): {counts['parameters']:,} parameters, {symbols['num_layers']} blocks")
+    say(
         f"S = {symbols['stack']}, S' = {symbols['shards']}, D_aux = {symbols['dim_aux']}, "
         f"D_sim = {symbols['dim_sim']}, H_sim = {symbols['num_heads']}, K = {symbols['num_prefix']}, "
         f"T_sim = {symbols['num_positions']}, Q = {symbols['linear']:,}, Q_split = {symbols['split']:,}"
     )
     _print_sizes(counts["formula"], "simulator by the paper's formulas")
-    print(f"in all, by the paper's formulas: {counts['formula'][-1]['total']:,} parameters")
+    say(f"in all, by the paper's formulas: {counts['formula'][-1]['total']:,} parameters")
     for built in counts["constructed"]:
         tied = "tied blocks" if built["tie_blocks"] else "a block for every layer"
         _print_sizes(built["modules"], f"simulator as constructed: layout {built['layout']}, {tied}")
-        print(
+        say(
             f"{built['structural']:,} constructed and {built['auxiliary']:,} that hold the auxiliary: "
             f"{built['total']:,} parameters"
         )
         if built["differences_from_formula"]:
-            print("constructed minus formula, reason by reason:")
+            say("constructed minus formula, reason by reason:")
             for reason, number in built["differences_from_formula"].items():
-                print(f"{number:>+16,}  {reason}")
+                say(f"{number:>+16,}  {reason}")
     steps = [{**row, "smaller": f"{row['smaller']:.2f} x"} for row in counts["factors"]]
     title = "from the paper's count to ours: one linear forward module, all machinery, smaller than the row before"
     print_table(_with_numbers(steps, lambda number: f"{number:,}"), title=title)
     if (share := counts["non_zero_in_paper_layout"]) is not None:
-        print(f"non-zero in the paper's layout as constructed: {share:.2%} of the entries")
+        say(f"non-zero in the paper's layout as constructed: {share:.2%} of the entries")
     width = f"one inner product of width {symbols['dim_aux']}"
     print_table(_with_numbers(counts["strategies"], lambda number: f"{number:,}"), title=width)
 

@@ -8,7 +8,7 @@ import typer
 
 from tintformer.cli.options import Dtype, Json, RuleOptions, with_rule_options
 from tintformer.cli.rule_setup import check_dtype, quiet_libraries
-from tintformer.console import print_json, print_table
+from tintformer.console import print_json, print_table, say
 
 if TYPE_CHECKING:
     from tintformer.analysis.planning.estimate import Plan
@@ -66,7 +66,7 @@ def plan(
 
 def print_plan(foreseen: Plan) -> None:
     """The plan for people."""
-    print(
+    say(
         f"{foreseen.model}, {foreseen.parameters:,} parameters in {foreseen.dtype}, {foreseen.batch} x "
         f"{foreseen.tokens} tokens, {foreseen.train_tokens} of each trained on"
     )
@@ -77,4 +77,4 @@ def print_plan(foreseen: Plan) -> None:
             for name, size in parts.items()
         ]
     )
-    print(f"{foreseen.flops:.3g} floating-point operations: {foreseen.passes:.2f} plain forward passes")
+    say(f"{foreseen.flops:.3g} floating-point operations: {foreseen.passes:.2f} plain forward passes")

@@ -20,7 +20,7 @@ from tintformer.cli.rule_setup import (
     warnings_as_lines,
 )
 from tintformer.cli.run import TRAIN_FRACTION, Split
-from tintformer.console import print_json
+from tintformer.console import print_json, say
 
 if TYPE_CHECKING:
     from tintformer.report import Report
@@ -94,7 +94,7 @@ def report(
     title = f"{record['model']}, trained on {record['train_tokens']} tokens, evaluated on {record['evaluation_tokens']}"
     print_losses(record, f"{title} tokens")
     print_rate(record)
-    print(f"wrote {path} {_beside(_figures(output))}")
+    say(f"wrote {path} {_beside(_figures(output))}")
 
 
 def report_record(found: Report) -> dict[str, Any]:

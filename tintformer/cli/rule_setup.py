@@ -12,8 +12,8 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from tintformer.cli.options import DTYPES, RuleOptions
-from tintformer.console import print_table
-from tintformer.errors import InputError, LoadError, TintWarning
+from tintformer.console import complain, print_table, say
+from tintformer.errors import InputError, LoadError, TintWarning, brief
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,7 @@ def warnings_as_lines(gather: Callable[[list[str]], list[str]] = lambda messages
         yield
     messages = [str(each.message) for each in caught if issubclass(each.category, TintWarning)]
     for message in dict.fromkeys(gather(messages)):
-        print(f"tint: warning: {message}", file=sys.stderr)
+        complain(f"warning: {message}")
 
 
 def open_model(name: str, dtype: str) -> Auxiliary:
@@ -66,7 +66,7 @@ def check_context_length(auxiliary: Auxiliary, num_tokens: int, beyond_context: 
 def check_dtype(dtype: str) -> None:
     """Refuse a dtype that models are not computed in."""
     if dtype not in DTYPES:
-        raise LoadError(f"dtype={dtype!r} is unknown; choose one of {', '.join(DTYPES)}")
+        raise LoadError(f"dtype={brief(dtype)} is unknown; choose one of {', '.join(DTYPES)}")
 
 
 def quiet_libraries() -> None:
@@ -162,7 +162,7 @@ def print_losses(record: dict[str, Any], title: str) -> None:
         {"": "before", "loss (nats per token)": record["loss_before"], "perplexity": record["perplexity_before"]},
         {"": "after", "loss (nats per token)": record["loss"], "perplexity": record["perplexity"]},
     ]
-    print(title)
+    say(title)
     print_table([{key: shown(value) for key, value in row.items()} for row in rows])
 
 
@@ -170,12 +170,10 @@ def print_rate(record: dict[str, Any]) -> None:
     """The rate, and the curve that it was chosen from."""
     rate, choice = record["rule"]["learning_rate"], record["rate_choice"]
     if choice is None:
-        print(f"learning rate {rate:.3g}, as given")
+        say(f"learning rate {rate:.3g}, as given")
         return
     where = f"the last {choice['evaluation_tokens']} tokens of the training part"
-    print(
-        f"learning rate {rate:.3g}, " + (f"just below the best on {where}" if choice["helps"] else f"tried on {where}")
-    )
+    say(f"learning rate {rate:.3g}, " + (f"just below the best on {where}" if choice["helps"] else f"tried on {where}"))
     print_table(
         [
             {"rate": f"{point['rate']:.3g}", "held-out loss": shown(point["loss"]), "": _mark(point, rate)}
@@ -183,7 +181,7 @@ def print_rate(record: dict[str, Any]) -> None:
         ]
     )
     if not choice["helps"]:
-        print("no rate lowers the held-out loss, so the smallest is used: this text hardly teaches the model")
+        say("no rate lowers the held-out loss, so the smallest is used: this text hardly teaches the model")
 
 
 def _mark(point: dict[str, Any], rate: float) -> str:
@@ -197,10 +195,3 @@ def _mark(point: dict[str, Any], rate: float) -> str:
 def shown(value: Any) -> str:
     """A number for a table; a non-finite one, null in the record, is infinite."""
     return "inf" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
-
-
-def escaped(text: str) -> str:
-    """Text that rich prints as it is, brackets included."""
-    from rich.markup import escape
-
-    return escape(text)

@@ -13,7 +13,6 @@ from tintformer.cli.options import BeyondContext, Dtype, Json, Model, RuleOption
 from tintformer.cli.rule_setup import (
     check_context_length,
     choose_rule,
-    escaped,
     losses_record,
     open_model,
     print_losses,
@@ -22,7 +21,7 @@ from tintformer.cli.rule_setup import (
     shown,
     warnings_as_lines,
 )
-from tintformer.console import print_json, print_table
+from tintformer.console import print_json, print_table, say
 from tintformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -221,14 +220,14 @@ def print_run(record: dict[str, Any]) -> None:
         rows = [
             {
                 "position": token["position"],
-                "token": escaped(repr(token["token"])),
+                "token": repr(token["token"]),
                 "nats before": shown(token["token_loss_before"]),
                 "after": shown(token["token_loss"]),
                 "change": f"{token['token_loss'] - token['token_loss_before']:+.4f}",
             }
             for token in record["tokens"]
         ]
-        print("tokens with the largest change of loss")
+        say("tokens with the largest change of loss")
         print_table(rows)
     if record["continuation"] is not None:
-        print(f"continuation: {record['continuation']}")
+        say(f"continuation: {record['continuation']}")

@@ -21,7 +21,7 @@ from tintformer.cli.options import (
 )
 from tintformer.cli.rule_setup import open_model, warnings_as_lines
 from tintformer.cli.run import TRAIN_FRACTION, Split
-from tintformer.console import print_json, print_table, progress_bar
+from tintformer.console import print_json, print_table, progress_bar, say
 
 if TYPE_CHECKING:
     import torch
@@ -129,16 +129,16 @@ def print_report(report: Verification) -> None:
     """The report for people: a table for each question, and the verdict."""
     from tintformer.analysis.verify import verification_tables as tables
 
-    print(_title(report.identity))
+    say(_title(report.identity))
     print_table(tables.module_rows(report), title="modules: largest error relative to the reference, worst preset")
-    print("updated: the forward pass with the weights that descent has left")
+    say("updated: the forward pass with the weights that descent has left")
     print_table(tables.pass_rows(report), title="whole pass: largest difference from the oracle in float64")
     print_table(tables.gradient_rows(report), title="update against the true gradient: cosine, norm ratio")
     print_table(tables.overall_gradient_rows(report), title="the same over everything")
     if report.theorems:
         print_table(tables.theorem_rows(report), title="theorems: at the module that comes nearest to its bound")
         for note in tables.theorem_notes(report):
-            print(note)
+            say(note)
     if report.softmax:
         print_table(tables.softmax_rows(report), title="linear attention as softmax attention, at the best eps")
     _print_verdict(report.failures())
@@ -156,8 +156,8 @@ def _title(identity: dict[str, Any]) -> str:
 
 def _print_verdict(failures: list[str]) -> None:
     if not failures:
-        print("everything is within tolerance")
+        say("everything is within tolerance")
         return
-    print(f"{len(failures)} outside of tolerance:")
+    say(f"{len(failures)} outside of tolerance:")
     for line in failures:
-        print(f"  {line}")
+        say(f"  {line}")

@@ -6,6 +6,7 @@ B batch, T tokens. Weights with an update carry a batch dimension: every sequenc
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,11 +15,13 @@ from torch import Tensor
 
 from tintformer.auxiliary.description import Auxiliary, compute_dtype
 from tintformer.auxiliary.ops import Activation, Add, Attend, Join, Linear, Norm, Op, Product, Rotary, Weight
+from tintformer.errors import DivergenceError
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch
-from tintformer.execution.engine import row_updates
+from tintformer.execution.engine import row_updates, undisturbed
 from tintformer.execution.executor import TensorStreams
 from tintformer.execution.hooks import Hooks
+from tintformer.execution.non_finite import check_model, gradient_error, is_finite
 from tintformer.execution.output import EngineResult, predict
 from tintformer.rule import activation, attention, head, linear, norm
 from tintformer.rule.learning_rule import LearningRule
@@ -32,6 +35,7 @@ class ReferenceEngine:
         self.auxiliary, self.rule = auxiliary, rule
         self.hooks = Hooks(auxiliary, rule)
 
+    @undisturbed
     @torch.no_grad()
     def run(self, batch: Batch, *, logits_at: Bool[Tensor, "B T"] | None, before: bool) -> EngineResult:
         """Train every sequence on its own, then predict."""
@@ -40,11 +44,24 @@ class ReferenceEngine:
         # First, as long as the executor has no updates: it reads every weight through them.
         x_before = walk.forward_pass(observed, self.auxiliary, "before") if before else None
         x = walk.train_in_the_pass(observed, self.auxiliary, self.rule)
+        check_stream(x, self.auxiliary, self.rule, batch)
         return EngineResult(
             after=predict(batch, x, logits_at, executor.logits),
             before=None if x_before is None else predict(batch, x_before, logits_at, executor.logits),
             updates=lambda row: row_updates(executor, self.auxiliary, self.rule, row),
         )
+
+
+def check_stream(x: Tensor, auxiliary: Auxiliary, rule: LearningRule, batch: Batch) -> None:
+    """Raise if the stream after learning is non-finite, naming the cause: the model, its gradient or the rate."""
+    if is_finite(x):
+        return
+    check_model(TensorExecutor(auxiliary, rule, batch), auxiliary)
+    # With a rate of 0 nothing moves but by a gradient that is itself non-finite: 0 times infinity is NaN.
+    standing = replace(rule, learning_rate=0.0, steps=1)
+    if not is_finite(walk.train_in_the_pass(TensorExecutor(auxiliary, standing, batch), auxiliary, standing)):
+        raise gradient_error("the gradient", auxiliary, rule)
+    raise DivergenceError.at("the stream at the head", rule.learning_rate)
 
 
 class TensorExecutor(TensorStreams):

@@ -7,10 +7,10 @@ id -1 marks leading tokens that every segment sees (a shared BOS).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.errors import InputError, TintWarning
+from tintformer.execution.arrays import Array, as_tensor
 
 SHARED = -1
 """Segment id of tokens that are visible to all segments."""
@@ -27,18 +28,18 @@ SHARED = -1
 class Masks(TypedDict, total=False):
     """What may be said of any sequences, token by token: `[batch, tokens]` each; None is as good as leaving it out."""
 
-    attention_mask: Tensor | None
+    attention_mask: Array | None
     """1 for tokens, 0 for padding, on either side; without it there is no padding."""
-    segment_ids: Tensor | None
+    segment_ids: Array | None
     """Packs independent examples into one sequence, each with its id; -1 marks leading tokens that all of them see."""
-    position_ids: Tensor | None
+    position_ids: Array | None
     """Positions of one's own; by default each token's number in its segment, padding left out."""
 
 
 class LearningMasks(Masks, total=False):
     """What may be said of sequences that are learnt from, besides `train_mask`."""
 
-    loss_mask: Tensor | None
+    loss_mask: Array | None
     """Restricts the training targets further: to the labels of demonstrations, say."""
 
 
@@ -62,15 +63,16 @@ class Batch:
     def of(
         cls,
         auxiliary: Auxiliary,
-        input_ids: Tensor,
+        input_ids: Array,
         *,
-        train_mask: Tensor,
-        loss_mask: Tensor | None = None,
+        train_mask: Array,
+        loss_mask: Array | None = None,
         **masks: Unpack[Masks],
     ) -> Batch:
         """Sequences to learn from and to predict: the user's tensors, checked, on the auxiliary's device."""
-        ids = _tokens(input_ids, auxiliary)
-        train = _mask("train_mask", train_mask, ids)
+        ids = token_ids(input_ids, auxiliary)
+        train = mask_of("train_mask", train_mask, ids)
+        _check_names(masks, LearningMasks)
         batch = cls._checked(auxiliary, ids, train, _mask_or_all("loss_mask", loss_mask, ids), ~train, **masks)
         _check_training(batch)
         return batch
@@ -79,13 +81,14 @@ class Batch:
     def to_score(
         cls,
         auxiliary: Auxiliary,
-        input_ids: Tensor,
+        input_ids: Array,
         *,
-        score_mask: Tensor | None = None,
+        score_mask: Array | None = None,
         **masks: Unpack[Masks],
     ) -> Batch:
         """Sequences to predict only."""
-        ids = _tokens(input_ids, auxiliary)
+        ids = token_ids(input_ids, auxiliary)
+        _check_names(masks, Masks)
         nothing = torch.zeros_like(ids, dtype=torch.bool)
         # An empty training part, which `of` refuses, is meant here: with no target there is no step.
         score = _mask_or_all("score_mask", score_mask, ids)
@@ -99,9 +102,9 @@ class Batch:
         train: Tensor,
         loss: Tensor,
         score: Tensor,
-        attention_mask: Tensor | None = None,
-        segment_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
+        attention_mask: Array | None = None,
+        segment_ids: Array | None = None,
+        position_ids: Array | None = None,
     ) -> Batch:
         attended = _mask_or_all("attention_mask", attention_mask, ids)
         batch = cls(
@@ -118,12 +121,12 @@ class Batch:
         _check_positions(batch, auxiliary)
         return batch
 
-    def extended(self, auxiliary: Auxiliary, input_ids: Tensor, attention_mask: Tensor | None = None) -> Batch:
+    def extended(self, auxiliary: Auxiliary, input_ids: Array, attention_mask: Array | None = None) -> Batch:
         """The same sequences with more tokens behind them, which are neither trained on nor evaluated.
 
         They belong to the last segment of their sequence. `attention_mask` is that of all tokens, old and new.
         """
-        ids = _tokens(input_ids, auxiliary)
+        ids = token_ids(input_ids, auxiliary)
         if len(ids) != len(self.input_ids):
             raise InputError(f"{len(ids)} sequences cannot continue {len(self.input_ids)}")
         old, new = self.input_ids.shape[1], ids.shape[1]
@@ -131,7 +134,7 @@ class Batch:
         together = torch.cat((self.input_ids, ids), dim=1)
         attended = torch.cat((self.attention_mask, ~nothing), dim=1)
         if attention_mask is not None:
-            attended = _mask("attention_mask", attention_mask, together)
+            attended = mask_of("attention_mask", attention_mask, together)
             # Keys and values of those tokens were computed under the old mask, and are not computed again.
             if not torch.equal(attended[:, :old], self.attention_mask):
                 raise InputError("attention_mask says otherwise of tokens that have been read; give the same for them")
@@ -284,8 +287,16 @@ def _integers(name: str, value: Tensor) -> Tensor:
     return value.long()
 
 
-def _tokens(input_ids: Tensor, auxiliary: Auxiliary) -> Tensor:
-    ids = _integers("input_ids", input_ids).to(auxiliary.device)
+def _check_names(masks: Mapping[str, Any], known: Any) -> None:
+    if unknown := sorted(masks.keys() - known.__annotations__.keys()):
+        raise InputError(f"{', '.join(unknown)}: unknown here; known are {', '.join(known.__annotations__)}")
+
+
+def token_ids(input_ids: Array, auxiliary: Auxiliary) -> Int[Tensor, "B T"]:
+    """The user's token ids, checked, on the auxiliary's device."""
+    auxiliary.require_unchanged()  # here, because every call of every engine begins with its tokens
+    given = _with_data("input_ids", as_tensor("input_ids", input_ids), auxiliary.device)
+    ids = _integers("input_ids", given).to(auxiliary.device)
     if ids.dim() != 2 or 0 in ids.shape:
         raise InputError(f"input_ids has shape {tuple(ids.shape)}; it must be [batch, tokens], neither of them 0")
     low, high, size = int(ids.min()), int(ids.max()), auxiliary.embedding.tokens.source.shape[0]
@@ -297,13 +308,20 @@ def _tokens(input_ids: Tensor, auxiliary: Auxiliary) -> Tensor:
     return ids
 
 
-def _like(name: str, value: Tensor, ids: Tensor) -> Tensor:
+def _with_data(name: str, value: Tensor, device: torch.device) -> Tensor:
+    if value.is_meta and device.type != "meta":
+        raise InputError(f"{name} has no data (device meta); make it on the cpu, with device='cpu'")
+    return value
+
+
+def _like(name: str, value: Any, ids: Tensor) -> Tensor:
+    value = _with_data(name, as_tensor(name, value), ids.device)
     if value.shape != ids.shape:
         raise InputError(f"{name} has shape {tuple(value.shape)} but input_ids has {tuple(ids.shape)}")
     return value.to(ids.device)
 
 
-def _ids(name: str, value: Tensor, ids: Tensor) -> Tensor:
+def _ids(name: str, value: Any, ids: Tensor) -> Tensor:
     value = _integers(name, _like(name, value, ids))
     lowest = SHARED if name == "segment_ids" else 0
     if int(value.min()) < lowest:
@@ -311,17 +329,21 @@ def _ids(name: str, value: Tensor, ids: Tensor) -> Tensor:
     return value
 
 
-def _mask(name: str, value: Tensor, ids: Tensor) -> Tensor:
+def mask_of(name: str, value: Array, ids: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+    """A user's mask of token ids, checked, on their device."""
     value = _like(name, value, ids)
     if value.dtype.is_floating_point or value.dtype.is_complex:
         raise InputError(f"{name} has dtype {value.dtype}; it must be boolean, or whole numbers 0 and 1")
-    if value.dtype != torch.bool and bool(((value != 0) & (value != 1)).any()):
+    if value.dtype == torch.bool:
+        return value
+    value = value.long()  # torch compares few of its unsigned dtypes
+    if bool(((value != 0) & (value != 1)).any()):
         raise InputError(f"{name} holds values other than 0 and 1")
     return value.bool()
 
 
-def _mask_or_all(name: str, value: Tensor | None, ids: Tensor) -> Tensor:
-    return torch.ones_like(ids, dtype=torch.bool) if value is None else _mask(name, value, ids)
+def _mask_or_all(name: str, value: Any, ids: Tensor) -> Tensor:
+    return torch.ones_like(ids, dtype=torch.bool) if value is None else mask_of(name, value, ids)
 
 
 def _first_row(rows: Tensor) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.errors import InputError
 from tintformer.execution.batch import Batch
+from tintformer.execution.engine import undisturbed
 
 
 class KeyValueCache:
@@ -57,6 +58,7 @@ class Continuation(ABC):
         """Tokens read so far, padding included."""
         return self.batch.input_ids.shape[1]
 
+    @undisturbed
     @torch.no_grad()
     def extend(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> None:
         """Read more tokens with the weights as they are now; `attention_mask` is that of all tokens."""
@@ -67,6 +69,7 @@ class Continuation(ABC):
         self.x = self._read(batch, self.cache, self.length)
         self.batch = batch
 
+    @undisturbed
     @torch.no_grad()
     def logits(self, last: int | None = None) -> Float[Tensor, "B n V"]:
         """Logits at the tokens that were read last, or at the `last` few of them."""

@@ -5,8 +5,10 @@ Ask for a capability by its name (`isinstance(engine, Adapts)`), never for an en
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from jaxtyping import Bool
@@ -23,6 +25,38 @@ if TYPE_CHECKING:
     from tintformer.execution.continuation import Continuation
     from tintformer.execution.hooks import Hooks
     from tintformer.execution.output import EngineResult
+
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+@contextmanager
+def own_settings(auxiliary: Auxiliary) -> Generator[None]:
+    """Compute in a model's dtype and on its device, whatever is set around a call.
+
+    Autocast would round products, and the default device `meta` would take the numbers away.
+    """
+    device = auxiliary.device
+    with ExitStack() as around:
+        # Some devices have no autocast, `meta` among them, and asking whether it is on would be an error.
+        if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+            around.enter_context(torch.autocast(device.type, enabled=False))
+        # A device as a context slows every call of torch, so only where somebody has set another one.
+        if device.type != "meta" and torch.get_default_device().type == "meta":
+            around.enter_context(device)
+        yield
+
+
+def undisturbed(method: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Let a method of what has an auxiliary compute with `own_settings`."""
+
+    @wraps(method)
+    def alone(*args: Parameters.args, **keywords: Parameters.kwargs) -> Result:
+        with own_settings(cast(Any, args[0]).auxiliary):
+            return method(*args, **keywords)
+
+    return alone
 
 
 @runtime_checkable
@@ -70,8 +104,9 @@ class Continues(Engine, Protocol):
 def row_updates(executor: Executor[Any], auxiliary: Auxiliary, rule: LearningRule, row: int) -> dict[str, Tensor]:
     """What one sequence has learnt: the update of every trainable parameter, by Hugging Face name."""
     every_op = (op for steps in (*auxiliary.blocks, auxiliary.final) for op in ops(steps))
-    found = {weight: update for op in every_op for weight, update in executor.updates_of(op, row).items()}
-    return parameter_updates(found, auxiliary, rule)
+    with own_settings(auxiliary):
+        found = {weight: update for op in every_op for weight, update in executor.updates_of(op, row).items()}
+        return parameter_updates(found, auxiliary, rule)
 
 
 def parameter_updates(found: Mapping[Weight, Tensor], auxiliary: Auxiliary, rule: LearningRule) -> dict[str, Tensor]:

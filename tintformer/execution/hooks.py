@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TypeVar
 
 from torch import Tensor
@@ -16,6 +18,7 @@ from tintformer.execution.batch import Batch
 from tintformer.execution.executor import Executor
 from tintformer.execution.hook_points import HookPoint, Listener, ObservedExecutor, When, rehearse
 from tintformer.rule.learning_rule import LearningRule
+from tintformer.typed_fields import checked, shown
 
 X = TypeVar("X")
 HookFunction = Callable[[Tensor, HookPoint], Tensor | None]
@@ -31,6 +34,8 @@ class Hook:
     pattern: str
     function: HookFunction
     when: When | None
+    thread: int = field(default_factory=threading.get_ident)
+    """Whose passes it sees: another thread's, run on the same object at the same time, are no business of it."""
 
     def stands_at(self, point: HookPoint) -> bool:
         return self.when in (None, point.when) and fnmatchcase(point.name, self.pattern)
@@ -62,34 +67,42 @@ class Hooks:
 
     def observed(self, executor: Executor[X], batch: Batch) -> Executor[X]:
         """The executor for one pass over a batch: itself, or one that shows its values to the hooks."""
-        return ObservedExecutor(executor, self._listener_at, batch.num_reached) if self._hooks else executor
-
-    def _listener_at(self, point: HookPoint) -> Listener | None:
-        hooks = [hook for hook in self._hooks if hook.stands_at(point)]
-        if not hooks:
-            return None
-
-        def show(value: Tensor) -> Tensor:
-            for hook in hooks:
-                value = hook(value, point)
-            return value
-
-        return show
+        # Of this thread alone, and a copy of the list, which other threads change at any time.
+        hooks = [hook for hook in tuple(self._hooks) if hook.thread == threading.get_ident()]
+        return ObservedExecutor(executor, partial(_listener_at, hooks), batch.num_reached) if hooks else executor
 
     @contextmanager
     def standing(self, hooks: Sequence[Hook], held: X) -> Generator[X]:
         """Let hooks stand at every point that fits them while the context lasts; `held` is what it gives."""
         points = self.points()
         for hook in hooks:
+            checked("pattern", hook.pattern, str, InputError)
+            if not callable(hook.function):
+                raise InputError(f"a hook is a function of a value and its point, not {shown(hook.function)}")
             # A mistyped pattern would watch nothing, and an empty result looks like a finding.
             if not any(map(hook.stands_at, points)):
                 place = "" if hook.when is None else f" with when={hook.when!r}"
                 raise InputError(f"no hook point fits {hook.pattern!r}{place}; points() lists them all")
-        self._hooks = [*self._hooks, *hooks]
+        # In place and one by one, which threads cannot tear apart as they can a list that is made anew.
+        self._hooks.extend(hooks)
         try:
             yield held
         finally:
-            self._hooks = [hook for hook in self._hooks if hook not in hooks]
+            for hook in hooks:
+                self._hooks.remove(hook)
+
+
+def _listener_at(standing: Sequence[Hook], point: HookPoint) -> Listener | None:
+    hooks = [hook for hook in standing if hook.stands_at(point)]
+    if not hooks:
+        return None
+
+    def show(value: Tensor) -> Tensor:
+        for hook in hooks:
+            value = hook(value, point)
+        return value
+
+    return show
 
 
 class Watchable:

@@ -6,15 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tintformer.errors import InputError
+from tintformer.errors import InputError, TintError
 from tintformer.execution.batch import Batch
 from tintformer.rule.head import token_loss
+from tintformer.typed_fields import checked
 
 Logits = Literal["all", "evaluation", "none"]
 
@@ -57,11 +58,31 @@ def predict(
 
 def positions_of(logits: Logits, batch: Batch) -> Bool[Tensor, "B T"] | None:
     """The positions whose logits are asked for; None for none."""
-    if logits not in get_args(Logits):
-        raise InputError(f"logits={logits!r} is unknown; choose one of {', '.join(get_args(Logits))}")
+    checked("logits", logits, Logits, InputError)
     return {"all": torch.ones_like(batch.evaluation_positions), "evaluation": batch.evaluation_positions, "none": None}[
         logits
     ]
+
+
+@dataclass(frozen=True, eq=False)
+class RowUpdates:
+    """Forms the update of a row from what the pass has left behind, which holds the model and is not pickled."""
+
+    form: Callable[[int], dict[str, Tensor]] | None
+
+    def __call__(self, row: int) -> dict[str, Tensor]:
+        if self.form is None:
+            raise TintError(
+                "this output was pickled, and updates stay where the pass was run: they are as large as the model; "
+                "call updates() there, or keep one with adapt() and save()"
+            )
+        return self.form(row)
+
+    def __deepcopy__(self, memo: Any) -> RowUpdates:
+        return self  # it is never changed
+
+    def __reduce__(self) -> Any:
+        return RowUpdates, (None,)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -80,7 +101,7 @@ class TintOutput:
     logits_before: Tensor | None = None
     token_loss_before: Float[Tensor, "batch tokens"] | None = None
     loss_before: Float[Tensor, ""] | None = None
-    _updates: Callable[[int], dict[str, Tensor]] = field(repr=False)
+    _updates: RowUpdates = field(repr=False)
 
     @classmethod
     def of(cls, batch: Batch, result: EngineResult) -> TintOutput:
@@ -111,7 +132,7 @@ class TintOutput:
             logits_before=logits(result.before),
             loss_before=loss_before,
             token_loss_before=token_loss_before,
-            _updates=result.updates,
+            _updates=RowUpdates(result.updates),
         )
 
     def updates(self, row: int | None = None) -> dict[str, Tensor]:
@@ -122,10 +143,10 @@ class TintOutput:
         num_rows = len(self.token_loss)
         if row is None and num_rows > 1:
             raise InputError(f"this batch holds {num_rows} sequences, each with its own update: give row=")
-        row = row or 0
-        if not 0 <= row < num_rows:
-            raise InputError(f"row={row} but the batch holds {num_rows} sequences, numbered from 0")
-        return self._updates(row)
+        number: int = 0 if row is None else checked("row", row, int, InputError)
+        if not 0 <= number < num_rows:
+            raise InputError(f"row={number} but the batch holds {num_rows} sequences, numbered from 0")
+        return self._updates(number)
 
     @property
     def log_probability(self) -> Float[Tensor, " batch"]:

@@ -49,8 +49,7 @@ def fetch_data(data: DataToFetch) -> tuple[Path, bool]:
         check_directory(directory, [file.name for _, file in missing])
     for split, file in missing:
         rows = download_rows(data.hub, split, data.limit)
-        directory.mkdir(parents=True, exist_ok=True)
-        with whole_file(file) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as lines:
+        with whole_file(file, parents=True) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as lines:
             # Dates and the like become text; texts and labels, which is what is read, stay as they are.
             lines.writelines(f"{json.dumps(dict(row.values), default=str)}\n" for row in rows)
     return directory, bool(missing)

@@ -11,17 +11,31 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
-from tintformer.errors import InputError
+from tintformer.errors import InputError, brief
 from tintformer.experiments.methods import METHODS, Adaptation, find_methods
 from tintformer.experiments.record_store import UnitResult
+from tintformer.learning.engine_registry import ENGINES
+from tintformer.typed_fields import check_fields
 
 if TYPE_CHECKING:
     from tintformer.learning.rate_selection import RatePoint
 
 ChosenOn = Literal["tuning", "test"]
 """The data that rates are chosen on: `test` is optimistic, because what is reported is what was chosen."""
+
+
+MAX_STEPS = 1_000_000
+"""Gradient steps of a unit: more would never end."""
+MAX_COUNT = 2**31
+"""Of anything else that is counted."""
+
+
+def require_within(name: str, value: int | None, least: int, most: int = MAX_COUNT) -> None:
+    """Refuse a number, if one is given, that no experiment can be made of."""
+    if value is not None and not least <= value <= most:
+        raise InputError(f"{name}={brief(value)} must be a whole number from {least} to {most}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +58,14 @@ class Experiment(ABC):
     """Of each process. Recorded, because the last digits of a sum depend on it."""
 
     def __post_init__(self) -> None:
+        check_fields(self, InputError)
         find_methods(self.methods)
-        if self.chosen_on not in get_args(ChosenOn):
-            raise InputError(f"chosen_on={self.chosen_on!r} is unknown; choose one of {', '.join(get_args(ChosenOn))}")
+        for name, given in (("methods", self.methods), ("rates", self.rates)):
+            if given is not None and not given:
+                raise InputError(f"there are no {name}; give one at least")
+        require_within("steps", self.steps, 1, MAX_STEPS)
+        if self.engine not in ENGINES:
+            raise InputError(f"engine={brief(self.engine)} is unknown; choose one of {', '.join(ENGINES)}")
 
     @property
     def has_one_rate(self) -> bool:

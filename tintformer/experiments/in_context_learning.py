@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from tintformer.errors import DivergenceError, InputError
 from tintformer.experiments.code_version import code_version
-from tintformer.experiments.experiment import ChosenOn, Experiment
+from tintformer.experiments.experiment import ChosenOn, Experiment, require_within
 from tintformer.experiments.label_scoring import Answers, InputLearning, LabelScorer
 from tintformer.experiments.methods import METHODS, learn_once
 from tintformer.experiments.open_models import OpenModel, open_model
@@ -62,12 +62,11 @@ class InContextLearning(Experiment):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mode not in get_args(Mode):
-            raise InputError(f"mode={self.mode!r} is unknown; choose one of {', '.join(get_args(Mode))}")
-        if self.shots < 0:
-            raise InputError(f"shots={self.shots} must be 0 or more")
+        require_within("shots", self.shots, 0)
         if self.shots == 0 and self.loss == "label":
             raise InputError("without demonstrations there is no label to train on; take --loss full")
+        require_within("tests", self.tests, 1)
+        require_within("tuning", self.tuning, 0)
         if not self.seeds:
             raise InputError("there is no seed; give at least one")
 

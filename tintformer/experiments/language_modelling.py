@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tintformer.errors import DivergenceError, InputError
 from tintformer.experiments.code_version import code_version
-from tintformer.experiments.experiment import ChosenOn, Experiment
+from tintformer.experiments.experiment import ChosenOn, Experiment, require_within
 from tintformer.experiments.methods import learn_each, learn_once
 from tintformer.experiments.open_models import OpenModel, open_model
 from tintformer.experiments.record_store import UnitResult
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tintformer.auxiliary.description import Auxiliary
     from tintformer.learning.rate_selection import RatePoint
 
+MAX_SEED = 2**128
 AT_ONCE = 4
 """Blocks of a unit. More make a kill lose more, fewer leave the batch too small to be fast."""
 
@@ -45,6 +46,12 @@ class LanguageModelling(Experiment):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_within("length", self.length, 2)
+        require_within("blocks", self.blocks, 1)
+        require_within("tuning", self.tuning, 0)
+        require_within("seed", self.seed, 0, MAX_SEED)
+        if not self.shares:
+            raise InputError("there are no shares of a block to train on; give one at least")
         for share in self.shares:
             if not 0 < share < 1:
                 raise InputError(f"a share of {share:g} is trained on; it must lie between 0 and 1")

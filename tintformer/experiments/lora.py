@@ -12,11 +12,12 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from tintformer.errors import DivergenceError, InputError, RuleError
 from tintformer.experiments.sources import EXTRA
 from tintformer.rule.learning_rule import LearningRule, Reduction
+from tintformer.typed_fields import Range, check_fields
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,21 +45,18 @@ class Lora:
     """How many of the top blocks have adapters; None: all."""
     steps: int = 1
     """Steps of Adam. The first one moves B alone, because A gets no gradient while B is zero."""
-    rank: int = 8
+    rank: Annotated[int, Range(at_least=1)] = 8
     """Rows of A. More can learn more, and cost more."""
-    alpha: int = 16
+    alpha: Annotated[int, Range(at_least=1)] = 16
     """The change is scaled by alpha / rank, so that a rate suits several ranks."""
-    seed: int = 0
+    seed: Annotated[int, Range(at_least=0)] = 0
     """Draws A, the same for every sequence."""
     reduction: ClassVar[Reduction] = "sum"
     """Losses of the targets are summed. Adam divides the scale of the loss away, so their number scales no rate."""
 
     def __post_init__(self) -> None:
         _ = self.rule  # refuses what no rule accepts
-        for name, least in (("rank", 1), ("alpha", 1), ("seed", 0)):
-            value: Any = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise RuleError(f"{name}={value!r} must be a whole number of at least {least}")
+        check_fields(self, RuleError)
 
     @property
     def rule(self) -> LearningRule:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tintformer.errors import InputError
+from tintformer.errors import InputError, brief
 from tintformer.experiments.in_context_learning import InContextLearning
 from tintformer.experiments.language_modelling import LanguageModelling
 from tintformer.experiments.open_models import open_model
@@ -37,7 +37,7 @@ def by_protocol(experiment: Any, protocol: str) -> Any:
     own, lines tokenised one by one.
     """
     if protocol not in PROTOCOLS:
-        raise InputError(f"--protocol {protocol!r} is unknown; choose one of {', '.join(PROTOCOLS)}")
+        raise InputError(f"--protocol {brief(protocol)} is unknown; choose one of {', '.join(PROTOCOLS)}")
     if protocol == "tuned":
         return experiment
     label_loss = isinstance(experiment, InContextLearning) and experiment.loss == "label"

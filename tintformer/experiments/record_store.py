@@ -6,10 +6,13 @@ it is, and of two that finish in the same moment either is whole. NaN and the in
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
 import os
+import secrets
+import stat
 import threading
 import warnings
 from collections.abc import Iterator
@@ -18,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from tintformer.errors import InputError, TintWarning
+from tintformer.storage.foreign_files import read_foreign_json
+from tintformer.storage.staging import settle
 from tintformer.storage.whole_files import whole_file
 
 FLOAT = "$float"
@@ -25,7 +30,7 @@ FLOAT = "$float"
 UnitResult = dict[str, Any]
 """What comes out of a unit, as JSON can keep it."""
 _WRITING = threading.Lock()
-"""Threads of one process would share the temporary file of a record."""
+"""Of the threads of one process the first keeps its record, as whoever has read it expects."""
 
 
 def to_json(value: Any, where: str = "") -> Any:
@@ -90,8 +95,9 @@ class RecordStore:
 
     def find(self, identity: dict[str, Any]) -> UnitResult | None:
         """The result that is stored for this identity, or None; a corrupted one is set aside and counts as missing."""
-        key = key_of(identity)
-        record = self._whole(self._path(key))
+        path = self._path(key_of(identity))
+        settle(path.parent)  # a process may have been killed between its record's last byte and its own end
+        record = self._whole(path)
         return None if record is None else record.result
 
     def save(self, identity: dict[str, Any], result: UnitResult) -> None:
@@ -102,11 +108,10 @@ class RecordStore:
         path = self._path(key_of(identity))
         with _WRITING:
             # The first record stays: whoever has read it has computed with its digits.
-            if self._whole(path) is not None:
+            if self.find(identity) is not None:
                 return
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with whole_file(path) as temporary, temporary.open("w", encoding="ascii") as file:
+                with whole_file(path, parents=True) as temporary, temporary.open("w", encoding="ascii") as file:
                     file.write(text)
                     file.flush()
                     os.fsync(file.fileno())  # a rename may outlive a loss of power that the content does not
@@ -134,11 +139,9 @@ class RecordStore:
 
     def _set_aside(self, path: Path, reason: str) -> ExperimentRecord | None:
         """Move a corrupted record out of the way and say so; the one who moves it is the one who says it."""
-        aside = self.directory / "corrupt" / f"{path.stem}.{os.getpid()}.{threading.get_ident()}.json"
+        aside = self.directory / "corrupt" / f"{path.stem}.{secrets.token_hex(8)}.json"
         try:
             aside.parent.mkdir(exist_ok=True)
-            while aside.exists():
-                aside = aside.with_stem(aside.stem + "-")
             os.rename(path, aside)
         except FileNotFoundError:  # another process was faster
             return None
@@ -159,16 +162,20 @@ def _checksum(identity: Any, result: Any) -> str:
 
 def _read(path: Path, key: str | None = None) -> ExperimentRecord:
     """A record that is what its name and its checksum say; any other raises a ValueError with the reason."""
+    if stat.S_ISDIR(path.stat().st_mode):  # no record was ever there, and what is there stays
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     try:
-        record = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:  # no JSON, or no UTF-8
+        record = read_foreign_json(path, error=InputError)
+    except InputError as error:
+        if isinstance(error.__cause__, OSError):
+            raise error.__cause__ from error
         raise ValueError("is no JSON: it is truncated or damaged") from error
     if not isinstance(record, dict) or set(record) != {"identity", "result", "checksum"}:
         raise ValueError("is no record: it must hold identity, result and checksum")
     try:
         identity, result = from_json(record["identity"]), from_json(record["result"])
         checksum = _checksum(identity, result)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError("holds what no record holds") from error
     if record["checksum"] != checksum:
         raise ValueError("has another checksum than its content")

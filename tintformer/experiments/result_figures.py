@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
+from tintformer.analysis.foreign_markup import to_label
 from tintformer.analysis.intervals import bootstrap, standard_error
 from tintformer.analysis.plot_style import INSTALL, STYLE, has_matplotlib
 from tintformer.errors import TintWarning
@@ -47,7 +48,7 @@ def language_figures(done: LanguageResults) -> dict[str, bytes]:
     def draw(panels: Sequence[Any], shown: LanguageResults, draw_one: Callable[..., None]) -> None:
         for panel, (experiment, results) in zip(panels, shown, strict=True):
             draw_one(panel, results)
-            panel.set(xlabel="share of the block trained on, %", title=short_name(experiment.model))
+            panel.set(xlabel="share of the block trained on, %", title=to_label(short_name(experiment.model)))
             panel.legend(fontsize=6, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2)  # not over the points
 
     blocks = "tuning blocks" if done[0][0].tunes else "scored blocks"
@@ -118,7 +119,7 @@ def _panels(
     def draw(panels: Sequence[Any]) -> None:
         for panel, name in zip(panels, titles, strict=True):
             draw_one(panel, [each for each in done if title(each[0]) == name])
-            panel.set_title(name, fontsize=8)
+            panel.set_title(to_label(name), fontsize=8)
 
     return _png(len(titles), draw)
 
@@ -164,7 +165,7 @@ def _accuracies(axes: Any, done: InContextResults) -> None:
         values = [100 * fmean(right) for _, right in found]
         errors = [100 * standard_error(right) for _, right in found]
         axes.bar(places, values, width, yerr=errors, label=METHODS[name].title, color=_LOOKS[name]["color"], alpha=0.85)
-    axes.set_xticks(range(len(done)), [task_title(experiment) for experiment, _ in done], rotation=20)
+    axes.set_xticks(range(len(done)), [to_label(task_title(experiment)) for experiment, _ in done], rotation=20)
     axes.set(ylabel="accuracy, %", ylim=(0, 100))
     axes.legend(fontsize=7)
 
@@ -183,7 +184,7 @@ def _curves(curves: Sequence[tuple[str, str, Sequence[RatePoint]]], label: str) 
                 if where == title and len(points) > 1:
                     _curve(panel, method, points)
             panel.set(xscale="log", xlabel="learning rate", ylabel=label)
-            panel.set_title(title, fontsize=8)
+            panel.set_title(to_label(title), fontsize=8)
             panel.legend(fontsize=6)
 
     return _png(len(titles), draw)

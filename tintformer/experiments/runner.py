@@ -10,8 +10,10 @@ from __future__ import annotations
 import atexit
 import os
 import platform
+import signal
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -119,11 +121,17 @@ class Runner:
     def _in_pool(self, experiment: RunsUnits, pending: PendingUnits) -> UnitResults:
         """All of them to processes that are started here, in whatever order they finish."""
         pool = self._pool = self._pool or _pool(self.jobs)
-        futures = {pool.submit(experiment.run, unit): at for at, (unit, _) in pending.items()}
+        with _interrupts_later():  # processes are started as units are handed in
+            futures = {pool.submit(experiment.run, unit): at for at, (unit, _) in pending.items()}
         try:
             for future in as_completed(futures):
                 at = futures[future]
                 yield at, self._kept(pending[at][1], future.result())
+        except BrokenProcessPool as error:
+            raise TintError(
+                f"one of the {self.jobs} processes of this run was killed, by the system if memory was short; give the "
+                "same command again, with fewer --jobs: what is done is kept"
+            ) from error
         finally:
             for future in futures:
                 future.cancel()
@@ -131,10 +139,14 @@ class Runner:
     def __enter__(self) -> Runner:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        """End the processes of the pool."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """End the processes of the pool; after Ctrl-C at once, since their units may take long."""
+        if self._pool is None:
+            return
+        if kind is KeyboardInterrupt:
+            for process in list((getattr(self._pool, "_processes", None) or {}).values()):
+                process.terminate()
+        self._pool.shutdown(cancel_futures=True)
 
 
 def _contents(identities: Sequence[dict[str, Any]]) -> dict[str, str]:
@@ -148,8 +160,25 @@ def _pool(jobs: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_start_process)
 
 
+@contextmanager
+def _interrupts_later() -> Generator[None]:
+    """Hold Ctrl-C back, here and in processes that are started meanwhile, which inherit it."""
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _start_process() -> None:
     """Settings of a process that only works: threads that wait sleep, and the parent does the talking."""
+    # Ctrl-C goes to the whole group: a process that is idle or in the middle of a unit ends without a word.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     Thread(target=_end_with_parent, daemon=True).start()
     use_sleeping_threads()
     os.environ.setdefault("TQDM_DISABLE", "1")

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from tintformer.errors import InputError
+from tintformer.errors import InputError, brief, cause
 from tintformer.experiments.in_context_learning import InContextLearning
 from tintformer.experiments.language_modelling import LanguageModelling
 from tintformer.experiments.result_figures import in_context_figures, language_figures
 from tintformer.experiments.tables import ResultTable, in_context_tables, language_tables
-from tintformer.storage.whole_files import whole_file
+from tintformer.storage.file_names import check_file_name, same_file_name
+from tintformer.storage.foreign_files import read_foreign_json
+from tintformer.storage.whole_files import check_directory, whole_file, whole_files
 
 KINDS: dict[str, type[LanguageModelling | InContextLearning]] = {"lm": LanguageModelling, "icl": InContextLearning}
-_FORMATS = {"md": "markdown", "tex": "latex", "csv": "csv"}
+_FORMATS = {"csv": "csv", "tex": "latex", "md": "markdown"}
+_FIGURES = {"lm": ("perplexity", "gain", "rates"), "icl": ("accuracy", "settings", "rates")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +41,23 @@ class Run:
         done: Any = list(zip(self.experiments, results, strict=True))
         return in_context_tables(done, by_length=self.by_length) if self.kind == "icl" else language_tables(done)
 
+    @property
+    def files(self) -> list[str]:
+        """All that `save_results` can write; the page takes its place last."""
+        figures = [f"{self.name}-{figure}.png" for figure in _FIGURES[self.kind]]
+        return [*figures, *(f"{self.name}.{suffix}" for suffix in _FORMATS)]
+
+    def check_directory(self, directory: Path) -> None:
+        """Refuse a directory that could not keep it, before anything is computed."""
+        check_directory(directory, self.files)
+        check_directory(directory / "runs", [f"{self.name}.json"])
+        check_directory(directory / "records")
+
     def save(self, directory: Path) -> None:
         """Keep what is asked for, before it is done."""
         content = {**asdict(self), "experiments": [_plain(experiment) for experiment in self.experiments]}
-        _write(directory / "runs" / f"{self.name}.json", (json.dumps(content, indent=2) + "\n").encode())
+        with whole_file(directory / "runs" / f"{self.name}.json", parents=True) as file:
+            file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def load_runs(directory: Path) -> list[Run]:
@@ -67,13 +85,49 @@ def join_runs(runs: Sequence[Run]) -> list[Run]:
 
 
 def _load(path: Path) -> Run:
+    """A run as its file has it; anybody may have written it, so every value is of its kind, and its name its file's."""
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = read_foreign_json(path, error=InputError)
         kind = KINDS[content["kind"]]
-        content["experiments"] = tuple(kind(**_revived(fields)) for fields in content["experiments"])
-        return Run(**content)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is no run of this version; give its command again, or remove it") from error
+        content["experiments"] = tuple(kind(**_checked(kind, _revived(fields))) for fields in content["experiments"])
+        run = Run(**_checked(Run, content))
+        if not run.experiments:
+            raise ValueError("it has no experiments")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path} is no run of this version ({cause(error)}); give its command again, or remove it"
+        ) from error
+    check_file_name(run.name, f"{path}: the name")
+    # One file has one name, so that no run takes the place of another's tables.
+    if not same_file_name(run.name, path.stem):
+        raise InputError(f"{path}: the name of the run is {brief(run.name)}; name it as its file, or the file as it")
+    return run
+
+
+def _checked(kind: type, fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a dataclass if each value is of the declared type; whether all are there says the class."""
+    hints = get_type_hints(kind)
+    for name, value in fields.items():
+        if name in hints and not _is_a(value, hints[name]):
+            raise TypeError(f"{name} is {brief(value)}")
+    return fields
+
+
+def _is_a(value: Any, hint: Any) -> bool:
+    """Whether a value is of a type as the experiments declare theirs: numbers finite, tuples all the way."""
+    if hint is Any:
+        return True
+    if get_origin(hint) in (UnionType, Union):
+        return any(_is_a(value, each) for each in get_args(hint))
+    if get_origin(hint) is Literal:
+        return isinstance(value, str) and value in get_args(hint)
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_is_a(item, get_args(hint)[0]) for item in value)
+    if hint in (int, float) and isinstance(value, bool):
+        return False
+    if hint is float:
+        return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, hint) and "\0" not in str(value)
 
 
 def _plain(experiment: Any) -> dict[str, Any]:
@@ -96,12 +150,7 @@ def save_results(run: Run, results: Sequence[Sequence[Any]], directory: Path) ->
         for suffix, method in _FORMATS.items()
     }
     contents |= {f"{run.name}-{name}.png": png for name, png in figures.items() if png}
-    for name, content in contents.items():
-        _write(directory / name, content)
+    with whole_files(directory, run.files) as folder:
+        for name, content in contents.items():
+            (folder / name).write_bytes(content)
     return [directory / name for name in contents]
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as temporary:
-        temporary.write_bytes(content)

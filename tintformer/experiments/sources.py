@@ -16,8 +16,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tintformer.errors import InputError, cause
+from tintformer.errors import InputError, brief, cause, listed
 from tintformer.storage.cache_paths import rows_file
+from tintformer.storage.foreign_files import check_regular, parse_foreign_json
+from tintformer.storage.foreign_text import MAX_TEXT, check_characters, read_bytes, user_path
+from tintformer.storage.foreign_yaml import MAX_YAML, parse_foreign_yaml
 
 YAML_SUFFIXES = (".yaml", ".yml")
 ROW_SUFFIXES = (".jsonl", ".csv", ".tsv", ".parquet")
@@ -35,40 +38,15 @@ def shipped() -> tuple[str, ...]:
 def read_description(name: str) -> tuple[dict[str, Any], str]:
     """The mapping that a shipped name or the path of a YAML file stands for, and what to call it in messages."""
     if Path(name).suffix in YAML_SUFFIXES:
-        path = Path(name).expanduser()
-        try:
-            return _mapping(path.read_bytes(), str(path)), str(path)
-        except OSError as error:
-            raise InputError(f"cannot read {path}: {error.strerror}; give the path of a YAML file") from error
+        path = user_path(name)
+        return _mapping(read_bytes(path, MAX_YAML, "a YAML file"), str(path)), str(path)
     if name not in shipped():
-        raise InputError(f"{name!r} is unknown; give the path of a YAML file or one of {', '.join(shipped())}")
+        raise InputError(f"{brief(name)} is unknown; give the path of a YAML file or one of {', '.join(shipped())}")
     return _mapping((SHIPPED / f"{name}.yaml").read_bytes(), f"{name}.yaml"), f"{name}.yaml"
 
 
 def _mapping(data: bytes, source: str) -> dict[str, Any]:
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        """YAML itself lets the last of two equal keys win without a word."""
-
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            keys = [key.value for key, _ in node.value]
-            for number, (key, _) in enumerate(node.value):
-                if key.value in keys[:number]:
-                    raise yaml.MarkedYAMLError(
-                        problem=f"the key {key.value!r} is there twice", problem_mark=key.start_mark
-                    )
-            return super().construct_mapping(node, deep)
-
-    try:
-        content = yaml.load(data.decode("utf-8-sig"), Loader)  # a SafeLoader: no objects but plain ones
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{source} line {line}: byte {data[error.start]:#04x} is no UTF-8; save it so") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"{source} line {mark.line + 1}" if mark is not None else source
-        raise InputError(f"{place}: this is no YAML ({getattr(error, 'problem', None) or cause(error)})") from error
+    content = parse_foreign_yaml(data, source)
     if not isinstance(content, dict):
         raise InputError(f"{source} holds no keys; see the descriptions that come with the package")
     return content
@@ -77,11 +55,11 @@ def _mapping(data: bytes, source: str) -> dict[str, Any]:
 def checked_keys(kind: type, given: Any, where: str) -> dict[str, Any]:
     """The keywords of a dataclass, taken from a mapping: no unknown one, none missing."""
     if not isinstance(given, Mapping):
-        raise InputError(f"{where} is {given!r}; it must hold keys and values")
+        raise InputError(f"{where} is {brief(given)}; it must hold keys and values")
     known = {field.name: field for field in fields(kind)}
-    unknown = [str(key) for key in given if key not in known]
+    unknown = [key for key in given if key not in known]
     if unknown:
-        raise InputError(f"{where}: the key {unknown[0]!r} is unknown; known are {', '.join(known)}")
+        raise InputError(f"{where}: the key {brief(unknown[0])} is unknown; known are {', '.join(known)}")
     required = [name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING]
     missing = [name for name in required if name not in given]
     if missing:
@@ -92,7 +70,7 @@ def checked_keys(kind: type, given: Any, where: str) -> dict[str, Any]:
 def require_string(value: Any, where: str) -> str:
     """A string that is not empty; YAML reads no, yes, 1 and null as something else unless they are quoted."""
     if not isinstance(value, str):
-        raise InputError(f"{where} is {value!r}, which is no text; put it in quotes")
+        raise InputError(f"{where} is {brief(value)}, which is no text; put it in quotes")
     if not value:
         raise InputError(f"{where} is empty; give a text")
     return value
@@ -101,14 +79,14 @@ def require_string(value: Any, where: str) -> str:
 def require_strings(value: Any, where: str) -> tuple[str, ...]:
     """A list of strings, none of them empty."""
     if not isinstance(value, list | tuple):
-        raise InputError(f"{where} is {value!r}; it must be a list")
+        raise InputError(f"{where} is {brief(value)}; it must be a list")
     return tuple(require_string(item, f"{where}[{number}]") for number, item in enumerate(value))
 
 
 def require_count(value: Any, where: str) -> int | None:
     """A whole number of at least 1, or nothing."""
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise InputError(f"{where} is {value!r}; it must be a whole number of at least 1")
+        raise InputError(f"{where} is {brief(value)}; it must be a whole number of at least 1")
     return value
 
 
@@ -125,21 +103,18 @@ class DataRow:
         for name in names:
             if name in self.values:
                 return self.values[name]
-        wanted, found = " or ".join(map(repr, dict.fromkeys(names))), ", ".join(map(repr, self.values)) or "none"
+        wanted = " or ".join(map(brief, dict.fromkeys(names)))
+        found = listed(map(brief, self.values)) or "none"
         raise InputError(f"{self.where}: there is no column {wanted}, only {found}; name the columns in the task file")
 
     def text(self, *names: str) -> str:
         """The text under the first of these names that the table has."""
         value = self.column(*names)
         if not isinstance(value, str):
-            raise InputError(f"{self.where}: the text is {value!r}; it must be a string, so name another column")
+            raise InputError(f"{self.where}: the text is {brief(value)}; it must be a string, so name another column")
         if not value.strip():
             raise InputError(f"{self.where}: the text is empty; remove the row")
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:  # JSON can write half of a surrogate pair
-            raise InputError(f"{self.where}: the text holds half a character; remove the row or repair it") from error
-        return value
+        return check_characters(value, f"{self.where}: the text", "remove the row or repair it")
 
 
 def read_rows(path: Path) -> list[DataRow]:
@@ -156,10 +131,7 @@ def read_rows(path: Path) -> list[DataRow]:
 
 def read_utf8(path: Path) -> str:
     """A text file as it is, without the mark that some editors put first; line breaks are not changed."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; give the path of a file") from error
+    data = read_bytes(path)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -180,16 +152,25 @@ def _jsonl(path: Path) -> Iterator[DataRow]:
         if not line.strip():
             continue
         where = f"{path} line {number}"
-        try:
-            values = json.loads(line)
-        except json.JSONDecodeError as error:
-            if number == len(lines):  # the last line, and no line break after it
-                raise InputError(f"{where}: the file is truncated in the middle of a row; copy it again") from error
-            why = f"{error.msg.removesuffix(' at')} at column {error.colno}"
-            raise InputError(f"{where}: this is no JSON ({why}); write one object a line") from error
+        values = _json_of(line, where, is_last=number == len(lines))
         if not isinstance(values, dict):
-            raise InputError(f"{where}: this is no object but {line.strip()[:30]}; write one object a line")
+            raise InputError(f"{where}: this is no object but {brief(values)}; write one object a line")
         yield DataRow(where, values)
+
+
+def _json_of(line: str, where: str, *, is_last: bool) -> Any:
+    try:
+        return parse_foreign_json(line, where, error=InputError)
+    except InputError as error:
+        fault = error.__cause__
+        if isinstance(fault, UnicodeEncodeError):  # half a character; the column that is read is looked at later
+            return json.loads(line)
+        if not isinstance(fault, json.JSONDecodeError):
+            raise
+        if is_last:  # and no line break after it
+            raise InputError(f"{where}: the file is truncated in the middle of a row; copy it again") from error
+        why = f"{fault.msg.removesuffix(' at')} at column {fault.colno}"
+        raise InputError(f"{where}: this is no JSON ({why}); write one object a line") from error
 
 
 def _csv(path: Path) -> Iterator[DataRow]:
@@ -224,8 +205,7 @@ def _parquet(path: Path) -> Iterator[DataRow]:
         from pyarrow import parquet  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise InputError(f"{path} needs pyarrow to be read; install it: {EXTRA}") from error
-    if not path.is_file():
-        raise InputError(f"cannot read {path}: No such file or directory; give the path of a file")
+    check_regular(path, MAX_TEXT, InputError)
     try:
         table: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
     except Exception as error:  # pyarrow raises whatever its readers raise
@@ -251,14 +231,14 @@ def described_keys(kind: type, name: str, kind_name: str, what: str) -> tuple[di
     given, source = read_description(name)
     if given.get("kind") != kind_name:
         found = given.get("kind")
-        raise InputError(f"{source} describes no {what} (its kind is {found!r}); the kind must be {kind_name!r}")
+        raise InputError(f"{source} describes no {what} (its kind is {brief(found)}); the kind must be {kind_name!r}")
     keys = checked_keys(kind, given, source)
     require_count(keys.get("limit"), f"{source}: limit")
     if keys.get("hub") is not None:
         keys["hub"] = to_hub(keys["hub"], source)
     if keys.get("path") is not None:
         path = require_string(keys["path"], f"{source}: path")
-        keys["path"] = str(Path(source).parent / Path(path).expanduser())
+        keys["path"] = str(Path(source).parent / user_path(path))
     return keys, source
 
 

@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from tintformer.analysis.foreign_markup import to_csv, to_latex, to_markdown
 from tintformer.analysis.intervals import bootstrap, standard_error
+from tintformer.console import on_one_line
 from tintformer.experiments.in_context_learning import InContextLearning, InContextResult, open_task
 from tintformer.experiments.label_scoring import Answers
 from tintformer.experiments.language_modelling import LanguageModelling, LanguageResult, open_language
@@ -32,7 +34,6 @@ OPTIMISTIC = (
     "Learning rates: the best of the grid on the {} themselves, as the authors chose theirs. OPTIMISTIC: what is "
     "reported is what was chosen, so every gain holds some of the luck of its rate."
 )
-_LATEX = str.maketrans({char: f"\\{char}" for char in "&%$#_{}"} | {"±": "$\\pm$", "\\": "/"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,15 +52,15 @@ class ResultTable:
     def markdown(self) -> str:
         """For pages."""
         lines = [self.headings, ["---"] * len(self.headings), *(list(row.values()) for row in self.rows)]
-        table = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
-        return f"**{self.title}**\n\n{self.note}\n\n{table}\n"
+        table = "\n".join(f"| {' | '.join(map(to_markdown, line))} |" for line in lines)
+        return f"**{to_markdown(self.title)}**\n\n{to_markdown(self.note)}\n\n{table}\n"
 
     def latex(self) -> str:
         """For papers; needs the package booktabs."""
         columns = "l" + "r" * (len(self.headings) - 1)
-        head, *body = (" & ".join(cell.translate(_LATEX) for cell in line) + r" \\" for line in self._lines())
+        head, *body = (" & ".join(map(to_latex, line)) + r" \\" for line in self._lines())
         parts = [
-            f"% {self.note}".replace("\n", "\n% "),
+            f"% {on_one_line(self.note)}",
             rf"\begin{{tabular}}{{{columns}}}",
             r"\toprule",
             head,
@@ -73,7 +74,7 @@ class ResultTable:
     def csv(self) -> str:
         """For programs."""
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(self._lines())
+        csv.writer(text, lineterminator="\n").writerows(map(to_csv, line) for line in self._lines())
         return text.getvalue()
 
     def _lines(self) -> list[list[str]]:

@@ -15,7 +15,7 @@ from itertools import count, permutations
 from pathlib import Path
 from typing import Any
 
-from tintformer.errors import InputError
+from tintformer.errors import InputError, brief, listed
 from tintformer.experiments.sources import (
     ROW_SUFFIXES,
     DataRow,
@@ -26,6 +26,7 @@ from tintformer.experiments.sources import (
     require_string,
     require_strings,
 )
+from tintformer.storage.foreign_text import user_path
 
 CLASSIFICATION = "classification"
 """The `kind` of a description of a task."""
@@ -52,19 +53,25 @@ class Prompt:
     def __post_init__(self) -> None:
         if self.template.count(PLACEHOLDER) != 1:
             count = self.template.count(PLACEHOLDER)
-            raise InputError(f"the prompt {self.template!r} has {PLACEHOLDER} {count} times; write it once")
+            raise InputError(f"the prompt {brief(self.template)} has {PLACEHOLDER} {count} times; write it once")
         if self.calibration is not None and PLACEHOLDER in self.calibration:
-            raise InputError(f"the calibration prompt {self.calibration!r} has {PLACEHOLDER}; write it without a text")
+            raise InputError(
+                f"the calibration prompt {brief(self.calibration)} has {PLACEHOLDER}; write it without a text"
+            )
         if not self.separator:
             raise InputError("the separator is empty, so that examples would run together; a blank line is usual")
         for word in self.words:
             if not word.strip():
-                raise InputError(f"the label word {word!r} is empty; give each label a word")
+                raise InputError(f"the label word {brief(word)} is empty; give each label a word")
             if word != word.strip():
-                raise InputError(f"the label word {word!r} has spaces around it; leave them out, one is put before it")
+                raise InputError(
+                    f"the label word {brief(word)} has spaces around it; leave them out, one is put before it"
+                )
         for one, other in permutations(self.words, 2):
             if other.startswith(one):
-                raise InputError(f"the label word {one!r} is the beginning of {other!r}; choose words that differ")
+                raise InputError(
+                    f"the label word {brief(one)} is the beginning of {brief(other)}; choose words that differ"
+                )
 
     @property
     def calibration_prompt(self) -> str:
@@ -134,7 +141,7 @@ class Task:
 def check_labels(labels: tuple[str, ...], words: tuple[str, ...]) -> None:
     """Refuse labels that are not at least two different ones, each with a word."""
     if len(set(labels)) < max(2, len(labels)):
-        raise InputError(f"the labels are {', '.join(labels) or 'none'}; at least two different ones are needed")
+        raise InputError(f"the labels are {listed(labels) or 'none'}; at least two different ones are needed")
     if len(labels) != len(words):
         raise InputError(f"there are {len(labels)} labels but {len(words)} label words; give each label a word")
 
@@ -190,9 +197,11 @@ def read_task_description(name: str) -> tuple[TaskDescription, str]:
     keys["words"] = _prompt(own, keys["labels"], source).words
     variants = keys.get("variants") or {}
     if not isinstance(variants, dict):
-        raise InputError(f"{source}: variants is {variants!r}; it must hold names, each with its keys")
+        raise InputError(f"{source}: variants is {brief(variants)}; it must hold names, each with its keys")
+    named = {name if isinstance(name, str) else brief(name): given for name, given in variants.items()}
     keys["variants"] = {
-        str(name): _variant(own, given, keys["labels"], f"{source}: variant {name}") for name, given in variants.items()
+        name: _variant(own, given, keys["labels"], f"{source}: variant {listed([name])}")
+        for name, given in named.items()
     }
     return TaskDescription(**keys), source
 
@@ -200,10 +209,10 @@ def read_task_description(name: str) -> tuple[TaskDescription, str]:
 def _variant(own: dict[str, Any], given: Any, labels: tuple[str, ...], where: str) -> Prompt:
     """The task's prompt with some of its keys changed; a new prompt does not keep the old one's calibration."""
     if not isinstance(given, dict):
-        raise InputError(f"{where} is {given!r}; it must hold some of the keys {', '.join(PROMPT_KEYS)}")
-    unknown = [str(key) for key in given if key not in PROMPT_KEYS]
+        raise InputError(f"{where} is {brief(given)}; it must hold some of the keys {', '.join(PROMPT_KEYS)}")
+    unknown = [key for key in given if key not in PROMPT_KEYS]
     if unknown:
-        raise InputError(f"{where}: the key {unknown[0]!r} is unknown; known are {', '.join(PROMPT_KEYS)}")
+        raise InputError(f"{where}: the key {brief(unknown[0])} is unknown; known are {', '.join(PROMPT_KEYS)}")
     base = {key: value for key, value in own.items() if key != "calibration" or "prompt" not in given}
     return _prompt(base | given, labels, where)
 
@@ -231,10 +240,10 @@ def load_task(name: str, data: str | Path | None = None, *, variant: str | None 
     """
     described, source = read_task_description(name)
     if variant is not None and variant not in described.variants:
-        raise InputError(f"{source} has no variant {variant!r}; it has {', '.join(described.variants) or 'none'}")
+        raise InputError(f"{source} has no variant {brief(variant)}; it has {listed(described.variants) or 'none'}")
     prompt = described.own_prompt() if variant is None else described.variants[variant]
     if data is not None:
-        described = replace(described, path=str(Path(data).expanduser()))
+        described = replace(described, path=str(user_path(data)))
     train, test = _examples(described, source, split_seed)
     return Task(
         name=Path(name).stem,
@@ -290,12 +299,12 @@ def _label(row: DataRow, value: Any, labels: tuple[str, ...]) -> int:
     """The number of a label that is given as a name or as a number from 0 on."""
     if isinstance(value, str) and value in labels:
         return labels.index(value)
-    if isinstance(value, str) and value.isascii() and value.isdigit():
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
         value = int(value)
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(labels):
         return value
-    known = ", ".join(f"{number} ({name})" for number, name in enumerate(labels))
-    raise InputError(f"{row.where}: the label {value!r} is unknown; the task file has {known}")
+    known = listed(f"{number} ({name})" for number, name in enumerate(labels))
+    raise InputError(f"{row.where}: the label {brief(value)} is unknown; the task file has {known}")
 
 
 def _split(examples: tuple[Example, ...], seed: int) -> tuple[tuple[Example, ...], tuple[Example, ...]]:

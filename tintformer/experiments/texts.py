@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from tintformer.errors import InputError
+from tintformer.errors import InputError, brief
 from tintformer.experiments.sources import (
     ROW_SUFFIXES,
     YAML_SUFFIXES,
@@ -24,6 +24,7 @@ from tintformer.experiments.sources import (
     shipped,
 )
 from tintformer.experiments.tokenisation import TokenizedText, first_token, tokenise
+from tintformer.storage.foreign_text import user_path
 
 TEXT = "text"
 """The `kind` of a description of texts."""
@@ -66,7 +67,7 @@ def read_text_description(name: str) -> tuple[TextDescription, str]:
         if keys.get(key) is not None:
             require_string(keys[key], f"{source}: {key}")
     if keys.get("documents", "files") not in get_args(Documents):
-        raise InputError(f"{source}: documents is {keys['documents']!r}; it must be 'lines' or 'files'")
+        raise InputError(f"{source}: documents is {brief(keys['documents'])}; it must be 'lines' or 'files'")
     return TextDescription(**keys), source
 
 
@@ -141,7 +142,7 @@ class TextSet:
         it the words and bytes of all tokens add up to those of the text.
         """
         if layout not in get_args(BlockLayout):
-            raise InputError(f"layout={layout!r} is unknown; choose one of {', '.join(get_args(BlockLayout))}")
+            raise InputError(f"layout={brief(layout)} is unknown; choose one of {', '.join(get_args(BlockLayout))}")
         if length < 2:
             raise InputError(f"length={length}; a block needs at least 2 tokens, one to predict another")
         pieces = self.texts if layout == "whole" else (line for text in self.texts for line in lines_of(text))
@@ -160,14 +161,14 @@ def load_texts(name: str, data: str | Path | None = None) -> TextSet:
 
     `data`, a file or directory, takes the place of the location that the description names.
     """
-    if name not in shipped() and Path(name).suffix not in YAML_SUFFIXES and Path(name).expanduser().exists():
-        described = TextDescription(kind=TEXT, title=Path(name).name, path=str(Path(name).expanduser()))
+    if name not in shipped() and Path(name).suffix not in YAML_SUFFIXES and user_path(name).exists():
+        described = TextDescription(kind=TEXT, title=Path(name).name, path=str(user_path(name)))
         source, label = name, Path(name).name
     else:
         described, source = read_text_description(name)
         label = Path(name).stem
     if data is not None:
-        described = replace(described, path=str(Path(data).expanduser()))
+        described = replace(described, path=str(user_path(data)))
     texts = tuple(read_documents(described, source))[: described.limit]
     if not any(text.strip() for text in texts):
         raise InputError(f"{described.path or source} is empty; give a few paragraphs")

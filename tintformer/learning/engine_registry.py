@@ -10,7 +10,8 @@ from typing import Any, Literal
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.errors import InputError, TintError
 from tintformer.execution.engine import Engine
-from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.learning_rule import LearningRule, require_rule
+from tintformer.typed_fields import checked
 
 Capability = Literal["adapts", "continues"]
 
@@ -68,12 +69,12 @@ def make_engine(name: str, auxiliary: Auxiliary, rule: LearningRule, **options: 
     check_options(name, options)
     # By name and only now: the simulator and the oracle bring in much that most callers never need.
     module, _, factory = ENGINES[name].factory.rpartition(".")
-    return getattr(import_module(module), factory)(auxiliary, rule, **options)
+    return getattr(import_module(module), factory)(auxiliary, require_rule(rule), **options)
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
     """Refuse an unknown engine, and options that belong to another one or to none."""
-    if name not in ENGINES:
+    if checked("engine", name, str, TintError) not in ENGINES:
         raise TintError(f"engine={name!r} is unknown; choose one of {', '.join(ENGINES)}")
     own = ENGINES[name].options()
     if not (foreign := [option for option in options if option not in own]):

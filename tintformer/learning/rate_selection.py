@@ -6,16 +6,18 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 from torch import Tensor
 
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.errors import DivergenceError, InputError, RuleError
+from tintformer.execution.arrays import Array
 from tintformer.execution.batch import Batch, LearningMasks, Masks
 from tintformer.learning.tint import Tint
-from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.learning_rule import LearningRule, require_rule
 from tintformer.storage.loading import load
+from tintformer.typed_fields import FLOAT32_MAX, Range, checked
 
 START = 12
 """Number of the rate in `default_grid` from which the search goes up: 1e-6, below what any model known wants."""
@@ -27,6 +29,8 @@ CLEARLY_WORSE = 0.5
 """Nats above the untrained loss at which the search stops going up. Too small and a bump on a short text ends it."""
 WORSE = 0.05
 """Nats above the untrained loss at which the search starts lower. Too small and it goes down where no rate helps."""
+LARGEST = FLOAT32_MAX / 1e6
+"""The largest rate of a grid: a trial may stretch it by the number of targets that it lacks."""
 NOISE = 1e-4
 """Gains below this many nats do not count as help: float32 makes them out of nothing."""
 
@@ -61,9 +65,9 @@ class RateChoice:
 class _Inner:
     """The training part alone, as an input of its own: its first four fifths train, its last fifth scores."""
 
-    input_ids: Tensor
-    train_mask: Tensor
-    score_mask: Tensor
+    input_ids: Array
+    train_mask: Array
+    score_mask: Array
     common: Masks
     """What training and scoring both take: attention_mask and, where given, segment_ids and position_ids."""
     loss_mask: Tensor | None
@@ -76,8 +80,8 @@ class _Inner:
 def choose_rate(
     model: Any,
     rule: LearningRule,
-    input_ids: Tensor,
-    train_mask: Tensor,
+    input_ids: Array,
+    train_mask: Array,
     *,
     engine: str = "fast",
     grid: Iterable[float] | None = None,
@@ -95,7 +99,7 @@ def choose_rate(
     out there, and the rate is too large by their number. `on_point` is called with every rate as it is tried.
     `masks` are those of a call of `Tint`: `attention_mask`, `loss_mask`, `segment_ids`, `position_ids`.
     """
-    auxiliary = load(model)
+    auxiliary, rule = load(model), require_rule(rule)
     batch = Batch.of(auxiliary, input_ids, train_mask=train_mask, **masks)
     segments, losses = (masks.get(name) is not None for name in ("segment_ids", "loss_mask"))
     inner = _hold_out(auxiliary, batch, segments=segments, losses=losses)
@@ -251,7 +255,8 @@ def _check_targets(inner: Batch, score: Tensor) -> None:
 
 
 def _checked(grid: Iterable[float]) -> tuple[float, ...]:
-    rates = tuple(sorted({float(rate) for rate in grid}))
-    if not rates or not all(0 < rate < math.inf for rate in rates):
-        raise RuleError(f"grid={list(rates)} must hold finite rates above 0, at least one")
-    return rates
+    given = list(grid) if isinstance(grid, Iterable) else grid  # pyright: ignore[reportUnnecessaryIsInstance]
+    rates = checked("grid", given, tuple[Annotated[float, Range(above=0, at_most=LARGEST)], ...], RuleError)
+    if not rates:
+        raise RuleError("grid=[] must hold finite rates above 0, at least one")
+    return tuple(sorted(set(rates)))

@@ -7,12 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tintformer.errors import InputError, LoadError, cause
+from tintformer.errors import InputError, LoadError, TintError, cause
+from tintformer.storage.foreign_text import check_characters, read_bytes, read_stream, user_path
+from tintformer.storage.foreign_tokenizers import check_tokenizer_files, panics_as_errors
+from tintformer.storage.gguf_headers import read_gguf_header
+from tintformer.storage.hub_models import main_snapshot
 from tintformer.storage.packages import model_directory
 
 MIN_TOKENS = 4
 """Fewer cannot be split into a training part with a target and an evaluation part."""
 
+MAX_BYTES = 2**26
+"""Of a text: tens of millions of tokens, which no context holds."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -30,19 +36,18 @@ def read_text(text: str | None = None, file: Path | None = None) -> str:
     if text is not None and file is not None:
         raise InputError("there is a text and a --file; give one of them")
     if text == "-" or (file is not None and str(file) == "-"):
-        return _decoded(sys.stdin.buffer.read(), "standard input")
+        return _decoded(_standard_input(), "standard input")
     if file is not None:
-        return _read_file(file)
+        return _decoded(read_bytes(user_path(file), MAX_BYTES, "a text file"), str(file))
     if text is None:
         raise InputError("there is no text: give it as an argument, with --file, or give - and pipe it in")
-    return _not_empty(text, "the text")
+    return _not_empty(check_characters(text, "the text", "give it in UTF-8, or in a file with --file"), "the text")
 
 
-def _read_file(file: Path) -> str:
-    try:
-        return _decoded(file.expanduser().read_bytes(), str(file))
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror or error}; give the path of a text file") from error
+def _standard_input() -> bytes:
+    if sys.stdin is None:  # closed by the shell
+        raise InputError("standard input is closed; give a text or --file")
+    return read_stream(sys.stdin.buffer, "standard input", MAX_BYTES)
 
 
 def _decoded(data: bytes, source: str) -> str:
@@ -66,35 +71,55 @@ def _not_empty(text: str, source: str) -> str:
 
 def find_tokenizer(name: str) -> Any:
     """The tokenizer of a model: from its directory or its GGUF file, from the package, or from the cache or the hub."""
-    directory = Path(name).expanduser()
-    if directory.exists():
-        return _usable(_open(str(directory), _local_options(directory)), name)
-    if found := model_directory(name):
-        return _usable(_open(str(found), _local_options(found)), name)
+    given = user_path(name)
+    return _usable(_open(given if given.exists() else model_directory(name) or _find_on_hub(name)), name)
+
+
+def _find_on_hub(name: str) -> Path:
+    """The directory in the hub's local cache, if a tokenizer is there; otherwise the hub is asked for its files."""
+    found = main_snapshot(name, local=True, weights=False)
+    if found is not None and _has_tokenizer(found):
+        return found
     try:
-        return _usable(_open(name, {"local_files_only": True}), name)
-    except LoadError:
-        return _usable(_open(name, {}), name)
+        fetched = main_snapshot(name, weights=False)
+    except Exception as error:  # the hub's client raises its own errors, those of httpx and plain OSErrors
+        raise LoadError(
+            f"cannot read the tokenizer of {name}: {cause(error)}; if its files are damaged, copy them again"
+        ) from error
+    assert fetched is not None
+    return fetched
+
+
+def _has_tokenizer(directory: Path) -> bool:
+    return any((directory / file).exists() for file in _TOKENIZER_FILES)
 
 
 def _local_options(directory: Path) -> dict[str, Any]:
-    files = {path.name for path in directory.iterdir()} if directory.is_dir() else set[str]()
-    if not files.isdisjoint(_TOKENIZER_FILES):
-        return {"local_files_only": True}
-    quantised = sorted(file for file in files if file.endswith(".gguf"))
+    if directory.is_dir() and _has_tokenizer(directory):
+        return {}
+    quantised = sorted(file.name for file in directory.glob("*.gguf"))
     if quantised:
-        return {"local_files_only": True, "gguf_file": quantised[0]}
+        return {"gguf_file": quantised[0]}
     raise LoadError(f"{directory} holds no tokenizer; put the tokenizer.json of the model there")
 
 
-def _open(name: str, options: dict[str, Any]) -> Any:
+def _open(directory: Path) -> Any:
     from transformers import AutoTokenizer
 
+    options = _local_options(directory)
+    check_tokenizer_files(directory)
+    if file := options.get("gguf_file"):
+        read_gguf_header(directory / file)
     try:
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
+        with panics_as_errors(f"the tokenizer of {directory}"):
+            return AutoTokenizer.from_pretrained(
+                str(directory), trust_remote_code=False, local_files_only=True, **options
+            )
+    except TintError:
+        raise
     except Exception as error:  # transformers raises whatever its file readers raise
         raise LoadError(
-            f"cannot read the tokenizer of {name}: {cause(error)}; if its files are damaged, copy them again"
+            f"cannot read the tokenizer of {directory}: {cause(error)}; if its files are damaged, copy them again"
         ) from error
 
 
@@ -102,13 +127,18 @@ def _usable(tokenizer: Any, name: str) -> Any:
     # Without its files transformers hands out a tokenizer that knows special tokens alone.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise LoadError(f"the tokenizer of {name} knows no words; its vocabulary file is missing")
+    # transformers takes it as it stands in tokenizer_config.json, and compares every text's length with it.
+    if not isinstance(longest := tokenizer.model_max_length, int | float):
+        kind = type(longest).__name__
+        raise LoadError(f"the tokenizer of {name} has a model_max_length that is a {kind}; make it a number")
     return tokenizer
 
 
 def encode(tokenizer: Any, text: str, *, at_least: int = MIN_TOKENS) -> Encoded:
     """Tokens of a text, with the special tokens that the tokenizer itself adds; a BOS never stands there twice."""
     offsets = bool(tokenizer.is_fast)
-    encoding = tokenizer(text, return_offsets_mapping=offsets, verbose=False)
+    with panics_as_errors("the tokenizer"):
+        encoding = tokenizer(text, return_offsets_mapping=offsets, verbose=False)
     ids: list[int] = list(encoding["input_ids"])
     spans: list[tuple[int, int]] = list(encoding["offset_mapping"]) if offsets else [(0, 0)] * len(ids)
     if ids[:2] == [tokenizer.bos_token_id] * 2:
@@ -123,7 +153,8 @@ def encode(tokenizer: Any, text: str, *, at_least: int = MIN_TOKENS) -> Encoded:
 
 def decode(tokenizer: Any, ids: list[int]) -> str:
     """The text of some tokens, special ones by name."""
-    return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+    with panics_as_errors("the tokenizer"):
+        return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
 
 def decode_continuation(tokenizer: Any, ids: list[int], start: int) -> str:

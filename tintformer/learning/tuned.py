@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import os
 from collections.abc import Set
-from dataclasses import asdict, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
@@ -18,30 +16,28 @@ from torch import Tensor, nn
 
 from tintformer.auxiliary.description import Auxiliary, ops
 from tintformer.auxiliary.ops import Weight
-from tintformer.auxiliary.placement import placed_parameters
 from tintformer.engines.fast import FastEngine
-from tintformer.engines.fast.updates import Factors, MatrixUpdate, Updates
-from tintformer.errors import InputError, LoadError, TintError
-from tintformer.execution.batch import Batch, Masks
-from tintformer.execution.engine import parameter_updates
+from tintformer.engines.fast.updates import MatrixUpdate, Updates
+from tintformer.errors import InputError, TintError
+from tintformer.execution.arrays import Array
+from tintformer.execution.batch import Batch, Masks, mask_of, token_ids
+from tintformer.execution.engine import parameter_updates, undisturbed
 from tintformer.execution.hook_points import parameter_names
 from tintformer.execution.hooks import Hooks, Watchable
 from tintformer.execution.output import Logits, TintOutput, positions_of
+from tintformer.learning.update_files import read_update, write_update
 from tintformer.learning.update_view import By, UpdateEffects, UpdateView, effects
-from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.learning_rule import LearningRule, require_rule
 from tintformer.rule.trainable import trainable_weights
 from tintformer.storage.loading import load
-from tintformer.storage.whole_files import whole_file
-from tintformer.version import __version__
-
-FORMAT = "tintformer-update-1"
+from tintformer.typed_fields import checked
 
 
 class Tuned(Watchable):
     """An auxiliary with one update on top; the auxiliary itself is not changed."""
 
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule, updates: Updates):
-        self.auxiliary, self.rule, self._updates = auxiliary, rule, updates
+        self.auxiliary, self.rule, self._updates = auxiliary, require_rule(rule), updates
         self._engine = FastEngine(auxiliary, rule)
         # Scoring has one pass, and it is the one after learning: there are no points of steps to wait at.
         self._engine.hooks = Hooks(auxiliary, rule, learns=False)
@@ -57,9 +53,9 @@ class Tuned(Watchable):
 
     def score(
         self,
-        input_ids: Tensor,
+        input_ids: Array,
         *,
-        score_mask: Tensor | None = None,
+        score_mask: Array | None = None,
         logits: Logits = "none",
         **masks: Unpack[Masks],
     ) -> TintOutput:
@@ -73,6 +69,7 @@ class Tuned(Watchable):
         result = self._engine.score(batch, self._updates, logits_at=positions_of(logits, batch))
         return TintOutput.of(batch, replace(result, updates=lambda row: self.updates()))  # all rows share it
 
+    @undisturbed
     def updates(self) -> dict[str, Tensor]:
         """The update of every trainable parameter: Hugging Face's names, shapes and orientation."""
         found = self._updates.formed(trainable_weights(self.rule, self.auxiliary), 0)
@@ -96,10 +93,10 @@ class Tuned(Watchable):
 
     def effects(
         self,
-        input_ids: Tensor,
+        input_ids: Array,
         *,
         by: By = "block",
-        score_mask: Tensor | None = None,
+        score_mask: Array | None = None,
         **masks: Unpack[Masks],
     ) -> UpdateEffects:
         """What each part of the update does to the log-probability of the scored tokens, alone and on top of the rest.
@@ -122,6 +119,7 @@ class Tuned(Watchable):
     def _fitting(self, patterns: tuple[str, ...]) -> set[str]:
         fitting: set[str] = set()
         for pattern in patterns:
+            checked("pattern", pattern, str, InputError)
             found = {name for name in self.update_views() if fnmatchcase(name, pattern)}
             if not found:
                 raise InputError(f"no update fits {pattern!r}; update_views() lists them all")
@@ -133,10 +131,12 @@ class Tuned(Watchable):
         kept = {weight for name, weight in self._weights.items() if name in names}
         return Tuned(self.auxiliary, self.rule, self._updates.of(kept))
 
-    def generate(self, input_ids: Tensor, **options: Any) -> Tensor:
+    def generate(self, input_ids: Array, **options: Any) -> Tensor:
         """Continue sequences with the updated weights, by Hugging Face's own `generate` and its options."""
-        input_ids = input_ids.to(self.auxiliary.device)
-        options.setdefault("attention_mask", torch.ones_like(input_ids))
+        input_ids = token_ids(input_ids, self.auxiliary)
+        given = options.pop("attention_mask", None)
+        attended = torch.ones_like(input_ids) if given is None else mask_of("attention_mask", given, input_ids).long()
+        options["attention_mask"] = attended
         return self.to_hf(share=True).generate(input_ids, **options)
 
     @torch.no_grad()
@@ -146,6 +146,7 @@ class Tuned(Watchable):
         It is independent of the auxiliary unless `share` is set: then it holds the auxiliary's own tensors wherever
         nothing has been learnt, which saves their memory but must not be trained.
         """
+        self.auxiliary.require_unchanged()
         model = self.auxiliary.model
         if any(parameter.is_meta for parameter in model.parameters()):
             raise TintError(
@@ -161,105 +162,12 @@ class Tuned(Watchable):
         return result.eval()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the update as safetensors: factors or full updates, whichever is smaller, and the base's hash."""
-        from safetensors import SafetensorError
-        from safetensors.torch import save_file
-
-        tensors: dict[str, Tensor] = {}
-        rates: dict[str, float] = {}
-        for key, weight in _keys(self.auxiliary, self.rule).items():
-            if weight in self._updates.vectors:
-                tensors[f"{key}|vector"] = self._updates.vectors[weight]
-            update = self._updates.matrices.get(weight)
-            if update is not None and update.dense is not None:
-                tensors[f"{key}|delta"] = update.dense
-            for number, factors in enumerate(update.factors if update is not None else ()):
-                tensors[f"{key}|x{number}"], tensors[f"{key}|g{number}"] = factors.x, factors.g
-                rates[f"{key}|{number}"] = factors.rate
-        metadata = {
-            "format": FORMAT,
-            "version": __version__,
-            "base": base_hash(self.auxiliary),
-            "base_name": self.auxiliary.name,
-            "rule": json.dumps(asdict(self.rule)),
-            "rates": json.dumps(rates),
-        }
-        target = Path(path)
-        if target.exists() and not target.is_file():  # a directory, or a device, which the rename would replace
-            raise TintError(f"cannot write {target}: it is no regular file")
-        try:
-            with whole_file(target) as temporary:
-                save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, temporary, metadata=metadata)
-        except (OSError, SafetensorError) as error:
-            raise TintError(f"cannot write {target}: {error}") from error
+        """Write the update as safetensors: factors or full updates, whichever is smaller; see `update_files`."""
+        self.auxiliary.require_unchanged()
+        write_update(Path(path), self.auxiliary, self.rule, self._updates)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Any) -> Tuned:
-        """Read an update back onto the model it was learnt on; any other base is refused."""
+        """Read an update back onto the model it was learnt on; any other base is refused, and so is a damaged file."""
         auxiliary = load(model)
-        metadata, tensors = _read(Path(path))
-        # By its bytes, not its name: factors onto other weights would load without complaint and predict nonsense.
-        if metadata["base"] != base_hash(auxiliary):
-            raise LoadError(
-                f"{path} was learnt on other weights ({metadata['base_name']}) than those of {auxiliary.name}; "
-                "an update fits its own base only"
-            )
-        rule = LearningRule(**json.loads(metadata["rule"]))
-        rates: dict[str, float] = json.loads(metadata["rates"])
-        updates = Updates()
-        for key, weight in _keys(auxiliary, rule).items():
-            if f"{key}|vector" in tensors:
-                updates.vectors[weight] = tensors[f"{key}|vector"].to(weight.home)
-            dense = tensors.get(f"{key}|delta")
-            factors = [
-                Factors(
-                    tensors[f"{key}|x{number}"].to(weight.home),
-                    tensors[f"{key}|g{number}"].to(weight.home),
-                    rate,
-                )
-                for number, rate in enumerate(_in_order(rates, key))
-            ]
-            if dense is not None or factors:
-                dense = None if dense is None else dense.to(weight.home)
-                updates.matrices[weight] = MatrixUpdate(dual=dense is None, keep=True, factors=factors, dense=dense)
-        return cls(auxiliary, rule, updates)
-
-
-def _in_order(rates: dict[str, float], key: str) -> list[float]:
-    """The rates of one weight's factors, first step first."""
-    count = sum(name.rpartition("|")[0] == key for name in rates)
-    return [rates[f"{key}|{number}"] for number in range(count)]
-
-
-def _keys(auxiliary: Auxiliary, rule: LearningRule) -> dict[str, Weight]:
-    """Trainable weights by the name under which they are stored; parts of fused parameters have a number."""
-    return {
-        weight.name if weight.part is None else f"{weight.name}#{weight.part.index}": weight
-        for weight in trainable_weights(rule, auxiliary)
-    }
-
-
-def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise LoadError(f"{path} is not an update of tintformer (format {metadata.get('format')!r})")
-            return metadata, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-    except (OSError, SafetensorError) as error:
-        raise LoadError(f"cannot read the update {path}: {error}") from error
-
-
-def base_hash(auxiliary: Auxiliary) -> str:
-    """SHA-256 of all parameters of the base: names, types, shapes and bytes."""
-    digest = hashlib.sha256()
-    tied = {data.data_ptr(): name for name, (data, _) in reversed(placed_parameters(auxiliary.model).items())}
-    for name, (data, _) in placed_parameters(auxiliary.model).items():
-        if tied[data.data_ptr()] != name:  # once, under its first name
-            continue
-        tensor = data.cpu().contiguous()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.view(torch.uint8).numpy().data if tensor.dim() else tensor.numpy().tobytes())
-    return digest.hexdigest()
+        return cls(auxiliary, *read_update(Path(path), auxiliary))

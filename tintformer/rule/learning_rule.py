@@ -4,24 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from tintformer.errors import RuleError
+from tintformer.typed_fields import FLOAT32_MAX, Range, check_fields, shown
 
 Loss = Literal["cross_entropy", "mse", "quad"]
 Reduction = Literal["sum", "mean"]
 Gradient = Literal["exact", "first_order", "central"]
 AttentionGradient = Literal["value", "exact", "perturbed"]
 EpsilonMode = Literal["fixed", "relative"]
-
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "loss": get_args(Loss),
-    "reduction": get_args(Reduction),
-    "norm_gradient": get_args(Gradient),
-    "activation_gradient": get_args(Gradient),
-    "attention_gradient": get_args(AttentionGradient),
-    "epsilon_mode": get_args(EpsilonMode),
-}
 
 STEPS: dict[tuple[str, str], float] = {
     ("first_order", "relative"): 3e-4,
@@ -42,12 +34,13 @@ class LearningRule:
     attention through its values only. `paper()` has the differences as printed, `full()` is plain SGD.
     """
 
-    learning_rate: float
+    # 0 is allowed: it is the model as it is, the baseline of every comparison.
+    learning_rate: Annotated[float, Range(at_least=0, at_most=FLOAT32_MAX)]
     """Step size. With a summed loss the best one differs 20-fold between models and lies within 2x of divergence:
     too small and nothing is learnt, twice the best and the loss explodes."""
-    steps: int = 1
+    steps: Annotated[int, Range(at_least=1)] = 1
     """Gradient steps inside the pass. More steps want a smaller rate."""
-    layers: int | None = None
+    layers: Annotated[int | None, Range(at_least=1)] = None
     """How many of the top blocks learn; None: all. Fewer blocks cost less and learn less."""
     loss: Loss = "cross_entropy"
     """What is minimised; `mse` and `quad` compare with the head's row of the next token and need no softmax."""
@@ -60,7 +53,7 @@ class LearningRule:
     attention_gradient: AttentionGradient = "value"
     """`value`: scores are constants (the paper). `exact`: queries and keys as well. `perturbed`: the same by a
     difference of two softmaxes, the form that an attention can compute."""
-    epsilon: float | None = None
+    epsilon: Annotated[float | None, Range(above=0, at_most=FLOAT32_MAX)] = None
     """Step of the differences; None: the best measured for each kind of difference. Too large and curvature enters;
     too small and float32 cancels the digits."""
     epsilon_mode: EpsilonMode = "relative"
@@ -95,9 +88,16 @@ class LearningRule:
         return cls(**(everything | cls._known(knobs)))
 
     @classmethod
+    def of(cls, knobs: Any) -> LearningRule:
+        """The rule of knobs by name, as files hold them."""
+        if not isinstance(knobs, dict):
+            raise RuleError(f"a learning rule is read from its knobs by name, not from {shown(knobs)}")
+        return cls(**cls._known(knobs))
+
+    @classmethod
     def _known(cls, knobs: dict[str, Any]) -> dict[str, Any]:
         names = [field.name for field in fields(cls)]
-        unknown = sorted(set(knobs) - set(names))
+        unknown = sorted(map(str, set(knobs) - set(names)))
         if unknown:
             raise RuleError(f"unknown knobs of a learning rule: {', '.join(unknown)}; known are {', '.join(names)}")
         if "learning_rate" not in knobs:
@@ -105,17 +105,7 @@ class LearningRule:
         return knobs
 
     def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in choices:
-                raise RuleError(f"{name}={value!r} is unknown; choose one of {', '.join(choices)}")
-        # 0 is allowed: it is the model as it is, the baseline of every comparison.
-        _require_number("learning_rate", self.learning_rate, at_least=0)
-        if self.epsilon is not None:
-            _require_number("epsilon", self.epsilon, above=0)
-        _require_count("steps", self.steps)
-        if self.layers is not None:
-            _require_count("layers", self.layers)
+        check_fields(self, RuleError)
         # Silently moving nothing would look like a result.
         if self.update_query_key and self.attention_gradient == "value":
             raise RuleError(
@@ -145,16 +135,12 @@ class LearningRule:
         return self.layers
 
 
-def _require_number(name: str, value: Any, *, above: float = float("-inf"), at_least: float = float("-inf")) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not (value > above and at_least <= value < float("inf")):
-        bound = f"above {above:g}" if above > float("-inf") else f"at least {at_least:g}"
-        raise RuleError(f"{name}={value!r} must be a finite number {bound}")
-
-
-def _require_count(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise RuleError(f"{name}={value!r} must be a whole number of at least 1")
+def require_rule(rule: Any) -> LearningRule:
+    """A rule that a caller gave, or one line that says how to make one."""
+    if isinstance(rule, LearningRule):
+        return rule
+    remedy = "LearningRule.of(knobs)" if isinstance(rule, dict) else "LearningRule(learning_rate=1e-4)"
+    raise RuleError(f"rule={shown(rule)} is no LearningRule; give one, such as {remedy}")
 
 
 PRESETS: dict[str, Callable[..., LearningRule]] = {

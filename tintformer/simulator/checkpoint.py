@@ -5,7 +5,8 @@
                         with `full` every constructed tensor too, behind "simulator.", which loading compares with
                         what it rebuilds
 
-Both files are written to temporary names and renamed; the weights name the configuration that they belong to.
+Both files take their places together; the weights name the configuration that they belong to, and a checksum over them
+and their names tells whether they have changed since (`storage/checksums.py`).
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from torch import Tensor
 from tintformer.auxiliary.describe import describe
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.validation import check_model
-from tintformer.errors import LoadError, TintError
+from tintformer.errors import LoadError, TintError, cause
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator.construction import Construction
+from tintformer.storage.checksums import Checksum, write_tensors
+from tintformer.storage.foreign_files import check_model_files, read_foreign_json
 from tintformer.storage.loading import SIMULATOR_FORMAT
-from tintformer.storage.untrusted import build_config, build_on_meta
-from tintformer.storage.whole_files import whole_file
+from tintformer.storage.saved_configs import checked_settings
+from tintformer.storage.untrusted import build_config, build_on_meta, is_finite, read_dtype
+from tintformer.storage.whole_files import check_settled, whole_files
 from tintformer.version import __version__
 
 if TYPE_CHECKING:
@@ -41,21 +45,17 @@ AUXILIARY, STRUCTURE = "auxiliary.", "simulator."
 def save(simulator: Simulator, directory: str | os.PathLike[str], *, full: bool = False) -> Path:
     """Write a simulator; `full` adds the constructed tensors, which others may want to read without this package."""
     from safetensors import SafetensorError
-    from safetensors.torch import save_file
 
     target = Path(directory)
     config = _config(simulator, full=full)
-    tensors = {
-        f"{AUXILIARY}{name}": tensor.detach().cpu() for name, tensor in _state(simulator.auxiliary.model).items()
-    }
+    tensors = {f"{AUXILIARY}{name}": tensor for name, tensor in _state(simulator.auxiliary.model).items()}
     if full:
         tensors |= {f"{STRUCTURE}{name}": tensor for name, tensor in _constructed(simulator).items()}
     try:
-        target.mkdir(parents=True, exist_ok=True)
-        with whole_file(target / WEIGHTS) as weights, whole_file(target / CONFIG) as text:
+        with whole_files(target, (WEIGHTS, CONFIG)) as folder:
             metadata = {"format": SIMULATOR_FORMAT, "config": _hash(config), "version": __version__}
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, weights, metadata=metadata)
-            text.write_text(json.dumps(config, indent=2) + "\n")
+            write_tensors(folder / WEIGHTS, tensors, metadata)
+            (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     except (OSError, SafetensorError) as error:
         raise TintError(f"cannot write {target}: {error}") from error
     return target
@@ -66,15 +66,19 @@ def load(directory: str | os.PathLike[str]) -> Simulator:
     from tintformer.simulator.simulator import Simulator
 
     path = Path(directory)
+    check_settled(path)
     config = _read_config(path)
     metadata, tensors = _read_tensors(path / WEIGHTS)
     if metadata.get("config") != _hash(config):
         raise LoadError(f"{path / WEIGHTS} was written with another {CONFIG}: the two files do not belong together")
+    known = (AUXILIARY, STRUCTURE) if config["full"] else (AUXILIARY,)
+    if odd := [name for name in tensors if not name.startswith(known)]:
+        raise LoadError(f"{path / WEIGHTS} holds {odd[0]!r:.80}, which is no part of the simulator of its {CONFIG}")
     auxiliary = _rebuild_auxiliary(config, tensors, path)
     try:
-        rule, construction = LearningRule(**config["learning_rule"]), Construction(**config["construction"])
+        rule, construction = LearningRule.of(config["learning_rule"]), Construction.of(config["construction"])
         simulator = Simulator(auxiliary, rule, construction)
-    except (TintError, TypeError) as error:
+    except TintError as error:
         raise LoadError(f"{path / CONFIG} describes a simulator that cannot be built here: {error}") from error
     stored = {name[len(STRUCTURE) :]: tensor for name, tensor in tensors.items() if name.startswith(STRUCTURE)}
     if config["full"]:
@@ -83,15 +87,13 @@ def load(directory: str | os.PathLike[str]) -> Simulator:
 
 
 def _config(simulator: Simulator, *, full: bool) -> dict[str, Any]:
-    model = simulator.auxiliary.model
-    auxiliary = {key: value for key, value in model.config.to_dict().items() if not key.startswith("_")}
     return {
         "model_type": "tint",
         "format": SIMULATOR_FORMAT,
         "version": __version__,
         "name": simulator.auxiliary.name,
         "dtype": str(simulator.auxiliary.dtype).removeprefix("torch."),
-        "auxiliary": json.loads(json.dumps(auxiliary, default=str)),
+        "auxiliary": checked_settings(simulator.auxiliary),
         "learning_rule": asdict(simulator.rule),
         "construction": asdict(simulator.construction),
         "full": full,
@@ -122,18 +124,19 @@ def _constructed(simulator: Simulator) -> dict[str, Tensor]:
 def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         raise LoadError(f"no directory {path}; `tint build MODEL -o DIR` writes one")
-    try:
-        config = json.loads((path / CONFIG).read_text())
-    except FileNotFoundError:
-        raise LoadError(f"{path} holds no {CONFIG}; `tint build MODEL -o DIR` writes one") from None
-    except (OSError, ValueError) as error:
-        raise LoadError(f"cannot read {path / CONFIG}: {error}") from error
+    if not (path / CONFIG).exists():
+        raise LoadError(f"{path} holds no {CONFIG}; `tint build MODEL -o DIR` writes one")
+    check_model_files(path)
+    config = read_foreign_json(path / CONFIG)
     if not isinstance(config, dict) or config.get("format") != SIMULATOR_FORMAT:
         found = config.get("model_type") if isinstance(config, dict) else type(config).__name__
         raise LoadError(f"{path / CONFIG} describes no simulator (model_type {found!r}); build one with `tint build`")
     missing = sorted({"auxiliary", "learning_rule", "construction", "dtype", "name", "full"} - set(config))
     if missing:
         raise LoadError(f"{path / CONFIG} lacks {', '.join(missing)}")
+    for name, kind in (("name", str), ("full", bool)):
+        if not isinstance(config[name], kind):
+            raise LoadError(f"{path / CONFIG} has {name}={config[name]!r:.40}, which must be a {kind.__name__}")
     return config
 
 
@@ -145,9 +148,14 @@ def _read_tensors(file: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
             metadata = opened.metadata() or {}
             if metadata.get("format") != SIMULATOR_FORMAT:
                 raise LoadError(f"{file} holds no simulator (format {metadata.get('format')!r})")
-            return metadata, {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (not a dict)
+            tensors = {key: opened.get_tensor(key) for key in sorted(opened.keys())}
     except (OSError, SafetensorError) as error:
         raise LoadError(f"cannot read {file}: {error}") from error
+    checksum = Checksum(metadata)
+    for name, tensor in tensors.items():
+        checksum.add(name, tensor)
+    checksum.check(file)
+    return metadata, tensors
 
 
 def _rebuild_auxiliary(config: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> Auxiliary:
@@ -155,12 +163,13 @@ def _rebuild_auxiliary(config: dict[str, Any], tensors: dict[str, Tensor], path:
 
     stored = {name[len(AUXILIARY) :]: tensor for name, tensor in tensors.items() if name.startswith(AUXILIARY)}
     try:
+        dtype = read_dtype(config["dtype"], "dtype")
         auxiliary_config = build_config(config["auxiliary"], "auxiliary", config["name"])
         _check_state(_state(build_on_meta(auxiliary_config, len(stored), "auxiliary")), stored, path / WEIGHTS)
         with torch.random.fork_rng(devices=[]):
-            model: Any = AutoModelForCausalLM.from_config(auxiliary_config, dtype=getattr(torch, config["dtype"]))
-    except (TintError, AttributeError) as error:
-        raise LoadError(f"cannot rebuild the auxiliary of {path}: {error}") from error
+            model: Any = AutoModelForCausalLM.from_config(auxiliary_config, dtype=dtype)
+    except TintError as error:
+        raise LoadError(f"cannot rebuild the auxiliary of {path}: {cause(error)}") from error
     for name, tensor in _state(model).items():
         tensor.data = stored[name]  # with its own dtype, which a conversion may have given a buffer
     model.eval()
@@ -175,6 +184,9 @@ def _check_state(wanted: dict[str, Tensor], stored: dict[str, Tensor], file: Pat
         if tensor.shape != stored[name].shape:
             shapes = f"{tuple(stored[name].shape)} instead of {tuple(tensor.shape)}"
             raise LoadError(f"{file} holds {name} as {shapes}")
+        read_dtype(stored[name].dtype, f"{file}: the dtype of {name}")
+        if not is_finite(stored[name]):
+            raise LoadError(f"{file}: {name} contains NaN or infinity; the file is damaged")
 
 
 def _check_structure(stored: dict[str, Tensor], rebuilt: dict[str, Tensor], file: Path) -> None:

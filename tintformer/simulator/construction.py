@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import torch
 
@@ -11,6 +11,7 @@ from tintformer.errors import InputError
 from tintformer.simulator.geometry import DEFAULT_STACK, LayoutName
 from tintformer.simulator.modules.self_attention import Transposition
 from tintformer.simulator.primitives.attention import Weigh, linear, linear_as_softmax
+from tintformer.typed_fields import Range, check_fields, shown
 
 AttentionForm = Literal["linear", "softmax"]
 SoftmaxForm = Literal["pair", "printed"]
@@ -30,7 +31,7 @@ class Construction:
 
     layout: LayoutName = "lean"
     """`lean`: the smallest maps that do the work. `paper`: split-wise and dimension-wise maps of the paper's sizes."""
-    stack: int = DEFAULT_STACK
+    stack: Annotated[int, Range(at_least=1)] = DEFAULT_STACK
     """Rows of a matrix in one prefix token. More make the embedding wider and the prefix shorter."""
     tie_blocks: bool = True
     """One block of modules, looped over the layers; False builds one for every layer."""
@@ -38,27 +39,24 @@ class Construction:
     """`softmax`: every linear attention by softmax attentions and one extra token, which is an approximation."""
     softmax_form: SoftmaxForm = "pair"
     """`printed`: the paper's form. `pair`: two softmaxes at +epsilon and -epsilon, exact to a higher order."""
-    softmax_epsilon: float | None = None
+    softmax_epsilon: Annotated[float | None, Range(above=0, below=1)] = None
     """Step of the softmax forms; None: the best measured for the dtype."""
     transposition: Transposition = "scores"
     """How the backward attention gets at transposed scores: as a feature of attention (`scores`), or by storing them
     in the tokens and reading them back (`stored`), where the training part fits a head."""
 
+    @classmethod
+    def of(cls, knobs: Any) -> Construction:
+        """The construction of knobs by name, as files and callers give them."""
+        if not isinstance(knobs, dict):
+            raise InputError(f"construction={shown(knobs)} must be the knobs of a simulator: layout, stack, ...")
+        if unknown := sorted(map(str, set(knobs) - set(cls.__dataclass_fields__))):
+            known = ", ".join(cls.__dataclass_fields__)
+            raise InputError(f"unknown knobs of a simulator: {', '.join(unknown)}; known are {known}")
+        return cls(**knobs)
+
     def __post_init__(self) -> None:
-        choices = {
-            "layout": get_args(LayoutName),
-            "attention": get_args(AttentionForm),
-            "softmax_form": get_args(SoftmaxForm),
-            "transposition": get_args(Transposition),
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise InputError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(allowed)}")
-        if self.tie_blocks not in (True, False):
-            raise InputError(f"tie_blocks={self.tie_blocks!r} must be true or false")
-        epsilon: Any = self.softmax_epsilon
-        if epsilon is not None and not (isinstance(epsilon, float) and 0 < epsilon < 1):
-            raise InputError(f"softmax_epsilon={epsilon!r} must be a number between 0 and 1")
+        check_fields(self, InputError)
 
     def weigh(self, dtype: torch.dtype) -> Weigh:
         """How a linear attention turns scores into weights."""

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.errors import InputError
+from tintformer.typed_fields import Range, check_fields, checked
 
 LayoutName = Literal["lean", "paper"]
 
 DEFAULT_STACK = 4
+Size = Annotated[int, Range(at_least=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,17 +30,16 @@ class Geometry:
     """Sizes that every module of a simulator shares."""
 
     layout: LayoutName
-    dim_aux: int
-    stack: int
-    shards: int
-    slots: int = 0
+    dim_aux: Size
+    stack: Size
+    shards: Size
+    slots: Annotated[int, Range(at_least=0)] = 0
     """Slots of a token's embedding; 0 is the default, the larger of stack, shards and 2. Modules may need more."""
-    max_tokens: int = 2048
+    max_tokens: Size = 2048
     """Text positions that the paper's layout gives a one-hot vector of their own; 2048 in the paper's table."""
 
     def __post_init__(self) -> None:
-        if min(self.dim_aux, self.stack, self.shards) < 1:
-            raise InputError(f"dim_aux={self.dim_aux}, stack={self.stack} and shards={self.shards} must be at least 1")
+        check_fields(self, InputError)
         if self.layout == "lean" and self.shards != self.stack:
             raise InputError(
                 f"layout='lean' reads a row in as many parts as it stacks rows: shards={self.shards} must be "
@@ -76,10 +77,7 @@ class Geometry:
 
 def derive(auxiliary: Auxiliary, *, layout: LayoutName, stack: int) -> Geometry:
     """The geometry for an auxiliary; its modules may need more slots."""
-    if layout not in ("lean", "paper"):
-        raise InputError(f"layout={layout!r} is unknown; choose lean or paper")
-    if isinstance(stack, bool) or not isinstance(stack, int) or stack < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InputError(f"stack={stack!r} must be a whole number of at least 1")
+    layout, stack = checked("layout", layout, LayoutName, InputError), checked("stack", stack, Size, InputError)
     width = auxiliary_width(auxiliary)
     if stack > width:
         raise InputError(

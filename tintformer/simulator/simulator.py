@@ -11,15 +11,18 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from tintformer.auxiliary.description import Auxiliary, compute_dtype
+from tintformer.auxiliary.model_record import CopiedWeights
 from tintformer.auxiliary.ops import Weight
-from tintformer.errors import DivergenceError, InputError
+from tintformer.engines.reference import check_stream
+from tintformer.errors import InputError, TintError
 from tintformer.execution import walk
+from tintformer.execution.arrays import Array
 from tintformer.execution.batch import Batch, LearningMasks
 from tintformer.execution.continuation import Continuation, KeyValueCache
-from tintformer.execution.engine import row_updates
+from tintformer.execution.engine import own_settings, row_updates, undisturbed
 from tintformer.execution.hooks import Hooks, Watchable
 from tintformer.execution.output import EngineResult, Logits, TintOutput, positions_of, predict
-from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.learning_rule import LearningRule, require_rule
 from tintformer.simulator import checkpoint, prefix
 from tintformer.simulator.construction import Construction
 from tintformer.simulator.geometry import Geometry, auxiliary_width, derive
@@ -30,6 +33,7 @@ from tintformer.simulator.primitives.tokenwise import FeedForward, Table, consta
 from tintformer.simulator.simulator_executor import SimulatorExecutor
 from tintformer.simulator.wiring import ModuleOp, WiredOp, wire
 from tintformer.storage.loading import load
+from tintformer.typed_fields import checked
 
 
 def build(model: Any, rule: LearningRule, **construction: Any) -> Simulator:
@@ -38,11 +42,7 @@ def build(model: Any, rule: LearningRule, **construction: Any) -> Simulator:
     `construction` are the knobs of `Construction`: layout, stack, tie_blocks, attention, ...; all other integers are
     derived. The auxiliary is never modified; its weights are copied into prefix tokens.
     """
-    unknown = sorted(set(construction) - set(Construction.__dataclass_fields__))
-    if unknown:
-        known = ", ".join(Construction.__dataclass_fields__)
-        raise InputError(f"unknown knobs of a simulator: {', '.join(unknown)}; known are {known}")
-    return Simulator(load(model), rule, Construction(**construction))
+    return Simulator(load(model), require_rule(rule), Construction.of(construction))
 
 
 class Simulator(nn.Module, Watchable):
@@ -54,7 +54,14 @@ class Simulator(nn.Module, Watchable):
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule, construction: Construction):
         super().__init__()
         auxiliary.require_one_device("the simulator")
-        self.auxiliary, self.rule, self.construction = auxiliary, rule, construction
+        self.auxiliary, self.rule, self.construction = auxiliary, require_rule(rule), construction
+        with own_settings(auxiliary):
+            self._construct()
+        self.to(device=auxiliary.device)
+        self.eval()
+
+    def _construct(self) -> None:
+        auxiliary, rule, construction = self.auxiliary, self.rule, self.construction
         self._hooks = Hooks(auxiliary, rule)
         self.dtype = compute_dtype(auxiliary.dtype)
         self.wired: dict[str, WiredOp] = {wired.op.name: wired for wired in wire(auxiliary, auxiliary_width(auxiliary))}
@@ -67,10 +74,9 @@ class Simulator(nn.Module, Watchable):
         self.structure = nn.ModuleDict(structure.modules)
         self._keys = structure.keys
         self.prefix = nn.ParameterDict()
+        self._copied = CopiedWeights(list(auxiliary.model.parameters()))
         self._write_prefix()
         self._build_ends()
-        self.to(device=auxiliary.device)
-        self.eval()
 
     @property
     def hooks(self) -> Hooks:
@@ -80,9 +86,9 @@ class Simulator(nn.Module, Watchable):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Array,
         *,
-        train_mask: Tensor,
+        train_mask: Array,
         before: bool = False,
         logits: Logits = "all",
         **masks: Unpack[LearningMasks],
@@ -92,40 +98,57 @@ class Simulator(nn.Module, Watchable):
         The keywords are those of a call of `Tint`, masks included, and mean the same.
         """
         batch = Batch.of(self.auxiliary, input_ids, train_mask=train_mask, **masks)
+        checked("before", before, bool, InputError)
         return TintOutput.of(batch, self.run(batch, logits_at=positions_of(logits, batch), before=before))
 
+    @undisturbed
     @torch.no_grad()
     def run(self, batch: Batch, *, logits_at: Bool[Tensor, "B T"] | None, before: bool) -> EngineResult:
         """Train every sequence on its own, then predict: the simulator as an engine."""
+        self._require_current()
         executor = SimulatorExecutor(self, batch)
         observed = self.hooks.observed(executor, batch)
         untrained = walk.forward_pass(observed, self.auxiliary, "before") if before else None
         x = walk.train_in_the_pass(observed, self.auxiliary, self.rule)
         return EngineResult(
-            after=predict(batch, self._checked(x.data[:, 0]), logits_at, self.head),
+            after=predict(batch, self._checked(x.data[:, 0], batch), logits_at, self.head),
             before=None if untrained is None else predict(batch, untrained.data[:, 0], logits_at, self.head),
             updates=lambda row: row_updates(executor, self.auxiliary, self.rule, row),
         )
 
+    @undisturbed
     @torch.no_grad()
     def begin(self, batch: Batch, *, keep_cache: bool) -> SimulatorContinuation:
         """Train every sequence on its own and read it; `keep_cache` keeps the keys and values that going on needs."""
+        self._require_current()
         cache = KeyValueCache() if keep_cache else None
         executor = SimulatorExecutor(self, batch, cache=cache)
         x = walk.learn_and_read(self.hooks.observed(executor, batch), self.auxiliary, self.rule, batch)
-        return SimulatorContinuation(executor, cache, self._checked(x.data[:, 0]))
+        return SimulatorContinuation(executor, cache, self._checked(x.data[:, 0], batch))
 
-    def _checked(self, x: Tensor) -> Tensor:
-        if not bool(torch.isfinite(x.sum())):
-            raise DivergenceError.at("the stream at the head", self.rule.learning_rate)
+    def _require_current(self) -> None:
+        # Prefix tokens hold copies, tables the model's own memory: after a change it would be neither old nor new.
+        if self._copied.changed():
+            raise TintError(
+                f"the weights of {self.auxiliary.name} have changed since the simulator was built, which holds them in "
+                "prefix tokens; build it again"
+            )
+        narrow = next(self.parameters()).dtype
+        if torch.promote_types(narrow, self.dtype) != narrow:
+            raise TintError(f"the simulator was built in {self.dtype} and cannot compute in {narrow}; build it again")
+
+    def _checked(self, x: Tensor, batch: Batch) -> Tensor:
+        check_stream(x, self.auxiliary, self.rule, batch)
         return x
 
     def read(self, executor: SimulatorExecutor) -> Tensor:
         """The stream at the head's input, nothing trained."""
-        return self._checked(walk.forward_pass(executor, self.auxiliary).data[:, 0])
+        return self._checked(walk.forward_pass(executor, self.auxiliary).data[:, 0], executor.batch)
 
     def save_pretrained(self, directory: str | os.PathLike[str], *, full: bool = False) -> None:
         """Write the auxiliary's weights and a configuration; `full` adds every constructed tensor."""
+        self.auxiliary.require_unchanged()
+        self._require_current()
         checkpoint.save(self, directory, full=full)
 
     @classmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from copy import deepcopy
 from difflib import get_close_matches
@@ -14,6 +13,7 @@ import yaml
 
 from tintformer.bundled import bundled_directory
 from tintformer.errors import LoadError, cause
+from tintformer.storage.foreign_text import user_path
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +64,7 @@ def read_config(name_or_path: str | os.PathLike[str]) -> PretrainedConfig:
     from tintformer.auxiliary.validation import find_family
 
     name = os.fspath(name_or_path)
-    path = Path(name).expanduser()
+    path = user_path(name)
     if not path.exists():
         path = bundled_directory(name) or path
     config = _read_path(path) if path.exists() else known_config(name)
@@ -101,15 +101,13 @@ def meta_auxiliary(config: PretrainedConfig, name: str, dtype: torch.dtype | Non
 def _read_path(path: Path) -> PretrainedConfig:
     from transformers import AutoConfig
 
+    from tintformer.storage.foreign_files import read_foreign_json
     from tintformer.storage.untrusted import refuse_code_and_huge_sizes
 
     file = path / "config.json" if path.is_dir() else path
     if not file.exists():
         raise LoadError(f"{path} holds no config.json; give a directory that has one, or a JSON file")
-    try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise LoadError(f"cannot read {file} as JSON: {error}") from error
+    settings = read_foreign_json(file)
     if not isinstance(settings, dict) or "model_type" not in settings:
         raise LoadError(f"{file} does not say its model_type; give the config.json of a Hugging Face model")
     refuse_code_and_huge_sizes(settings, str(file))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from pathlib import Path
 
 from tintformer.errors import LoadError, cause
 from tintformer.storage.cache_paths import cache_directory, sha256_of
+from tintformer.storage.foreign_files import read_foreign_json
 from tintformer.storage.whole_files import whole_file
 
 # By name, not by ending: repositories hold other formats and second copies beside what transformers reads, and
@@ -61,6 +61,21 @@ def fetch_hub_model(name: str) -> tuple[Path, bool]:
         ) from error
 
 
+def main_snapshot(name: str, *, local: bool = False, weights: bool = True) -> Path | None:
+    """The directory of a model's main revision; `local`: as it is in the cache of the hub, None if it is not there."""
+    from huggingface_hub import snapshot_download
+
+    if local and not is_hub_id(name):
+        return None
+    patterns = PATTERNS if weights else [pattern for pattern in PATTERNS if "safetensors" not in pattern]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=local))
+    except OSError:  # the client's own error for what is not in the cache is one
+        if local:
+            return None
+        raise
+
+
 def cached_snapshot(name: str) -> Path | None:
     """A complete copy in the cache of the hub, of the main revision or of a converted one."""
     from huggingface_hub import snapshot_download
@@ -95,8 +110,8 @@ def is_complete(directory: Path) -> bool:
     if not index.is_file():
         return (directory / "model.safetensors").is_file()
     try:
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError):
+        shards = set(read_foreign_json(index)["weight_map"].values())
+    except (LoadError, KeyError, TypeError, AttributeError):
         return False
     return all((directory / str(shard)).is_file() for shard in shards)
 
@@ -113,8 +128,7 @@ def _download_snapshot(name: str) -> Path:
         raise LoadError(f"{name} is incomplete on the hub: config.json or some of its safetensors are missing")
     if converted:
         note = _conversion_note(name)
-        note.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(note) as temporary:
+        with whole_file(note, parents=True) as temporary:
             temporary.write_text(f"{directory}\n", encoding="utf-8")
     return directory
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -13,11 +12,17 @@ import torch
 
 from tintformer.auxiliary.describe import describe
 from tintformer.auxiliary.description import Auxiliary
-from tintformer.auxiliary.validation import check_model, find_family
+from tintformer.auxiliary.validation import COMPUTED, check_model, find_family
 from tintformer.errors import LoadError, TintError, cause
+from tintformer.storage.fit import check_config_matches_weights, check_size, refuse_differences, refuse_untied
+from tintformer.storage.foreign_files import check_model_files, read_foreign_json
+from tintformer.storage.foreign_text import user_path
+from tintformer.storage.gguf_headers import GgufHeader, read_gguf_header
+from tintformer.storage.hub_models import is_complete, main_snapshot
 from tintformer.storage.packages import model_directory
 from tintformer.storage.safetensors_headers import INDEX, read_headers, refuse_adapters
-from tintformer.storage.untrusted import check_config_matches_weights, check_shapes, refuse_code_and_huge_sizes
+from tintformer.storage.untrusted import refuse_code_and_huge_sizes, refuse_huge_generation
+from tintformer.typed_fields import checked
 
 SIMULATOR_FORMAT = "tintformer simulator"
 """What the config.json of a saved simulator says of itself: such a directory holds no auxiliary of its own."""
@@ -42,6 +47,7 @@ def load(
     """
     if isinstance(model, Auxiliary):
         return model
+    checked("dtype", dtype, torch.dtype | None, LoadError)
     if not isinstance(model, str | os.PathLike):
         return _load_object(model, dtype, device if device_map is None else device_map)
     return _load_name(os.fspath(model), dtype or torch.float32, device, _check_device_map(device, device_map))
@@ -51,11 +57,23 @@ def _load_object(model: Any, dtype: torch.dtype | None, device: Any) -> Auxiliar
     from transformers import PreTrainedModel
 
     if not isinstance(model, PreTrainedModel):
-        raise LoadError(f"cannot load a {type(model).__name__}; pass a name, a directory or a transformers model")
+        raise LoadError(f"cannot load a {type(model).__name__}; pass {_what_to_pass(model)}")
     if dtype is not None or device is not None:
         raise LoadError("a model object keeps its dtype and device; convert it before, e.g. model.to(torch.float32)")
     name = getattr(model, "name_or_path", "") or type(model).__name__
     return describe(model, check_model(model, name), name)
+
+
+def _what_to_pass(model: Any) -> str:
+    """In place of an object that is no transformers model, but may hold one."""
+    for attribute, what in (
+        ("merge_and_unload", "the model with its adapter merged: model.merge_and_unload()"),
+        ("_orig_mod", "the model that was compiled: model._orig_mod"),
+        ("module", "the model inside of it: model.module"),
+    ):
+        if hasattr(model, attribute):
+            return what
+    return "a name, a directory or a transformers model"
 
 
 def _check_device_map(device: Any, device_map: DeviceMap | None) -> Any:
@@ -72,73 +90,82 @@ def _check_device_map(device: Any, device_map: DeviceMap | None) -> Any:
 
 
 def _load_name(name: str, dtype: torch.dtype, device: Any, device_map: Any) -> Auxiliary:
-    if not dtype.is_floating_point:
-        raise LoadError(f"dtype={dtype} is not a floating-point type; use torch.float32")
-    given = Path(name).expanduser()
+    if dtype not in COMPUTED:
+        raise LoadError(f"dtype={dtype} is not a floating-point type that torch computes in; use torch.float32")
+    given = user_path(name)
     # What exists on disk comes before every name, so that a name never hides the user's own directory.
     if directory := given if given.exists() else model_directory(name):
-        model = _read_model(str(directory), dtype, _directory_options(directory), device_map)
+        model = _read_model(directory, dtype, device_map)
     elif name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise LoadError(f"no directory {name}; give a directory with config.json, or a hub id such as gpt2")
     else:
-        model = _read_from_hub(name, dtype, device_map)
+        model = _read_model(_find_on_hub(name), dtype, device_map)
     if device is not None:
         model.to(device)
     return describe(model, check_model(model, name), name)
 
 
-def _read_model(name: str, dtype: torch.dtype, options: dict[str, Any], device_map: Any = None) -> Any:
+def _read_model(directory: Path, dtype: torch.dtype, device_map: Any = None) -> Any:
     """The model in evaluation mode, checked from the cheapest to the dearest: settings, headers of files, weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+    from transformers import AutoConfig, AutoModelForCausalLM
 
+    name = str(directory)
     # A model's own code may do anything, and compute something else than the family that is described here.
-    options = {"trust_remote_code": False, **options}
+    options = {"trust_remote_code": False, "local_files_only": True, **_directory_options(directory)}
     try:
-        if "gguf_file" not in options:
-            # As plain values first: a configuration's class may allocate what its numbers ask for when it is made.
-            settings = PreTrainedConfig.get_config_dict(name, **options)[0]
-            refuse_code_and_huge_sizes(settings, f"{name}: its config.json")
+        gguf = _check_settings(directory, options)
         config = AutoConfig.from_pretrained(name, **options)
         find_family(config, name)
         # Before a tensor is read: transformers allocates what the configuration asks for, not what the files hold.
-        if Path(name).is_dir() and "gguf_file" not in options:
-            check_config_matches_weights(config, read_headers(Path(name)), name)
+        if gguf is None:
+            check_config_matches_weights(config, read_headers(directory), name)
+        else:
+            check_size(config, gguf, name)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             name,
             dtype=dtype,
             device_map=device_map,
             use_safetensors=True,  # never pickles, which can run anything when they are opened
             output_loading_info=True,
-            # Otherwise transformers raises an error that refers to a table in its log; `_check_complete` is plainer.
+            # Otherwise transformers raises an error that refers to a table in its log; this report is plainer.
             ignore_mismatched_sizes=True,
             **options,
         )
+        model, report = loaded
+        refuse_differences(model, report, name)
+        refuse_untied(model, name)
     except TintError:
         raise
     except Exception as error:  # transformers raises whatever its file readers raise
         raise LoadError(
             f"cannot read {name}: {cause(error)}; if its files are damaged or incomplete, copy or download them again"
         ) from error
-    model, report = loaded
-    _check_complete(name, report)
     return model.eval()
 
 
-def _check_complete(name: str, report: dict[str, Any]) -> None:
-    """Refuse a checkpoint whose gaps transformers would fill with random numbers."""
-    stored = {key: tuple(shape) for key, shape, _ in report["mismatched_keys"]}
-    check_shapes({key: tuple(shape) for key, _, shape in report["mismatched_keys"]}, stored, name)
-    if missing := sorted(report["missing_keys"]):
-        raise LoadError(
-            f"{name} lacks {len(missing)} parameters of its model, the first of them {missing[0]}; "
-            "put all files of the model there"
-        )
+def _check_settings(directory: Path, options: dict[str, Any]) -> GgufHeader | None:
+    """Refuse settings that ask for too much, as plain values; the header of a GGUF file, if they stand in one."""
+    from transformers import PreTrainedConfig
+
+    where = f"{directory}: its config.json"
+    header = None
+    if file := options.get("gguf_file"):
+        header, where = read_gguf_header(directory / file), str(directory / file)
+    else:
+        read_foreign_json(directory / "config.json")
+    # As plain values first: a configuration's class may allocate what its numbers ask for when it is made.
+    refuse_code_and_huge_sizes(PreTrainedConfig.get_config_dict(str(directory), **options)[0], where)
+    generation = directory / "generation_config.json"
+    if generation.exists():
+        refuse_huge_generation(read_foreign_json(generation), str(generation))
+    return header
 
 
 def _directory_options(directory: Path) -> dict[str, Any]:
-    """The options with which transformers reads a directory: offline, from safetensors or from its one GGUF file."""
+    """The options with which transformers reads a directory: nothing for safetensors, or the name of its GGUF file."""
     if not directory.is_dir():
         raise LoadError(f"{directory} is a file; give the directory that holds it")
+    check_model_files(directory)
     if is_simulator(directory):
         raise LoadError(
             f"{directory} holds a simulator, not a model; open it with tintformer.Simulator.from_pretrained"
@@ -147,37 +174,39 @@ def _directory_options(directory: Path) -> dict[str, Any]:
     files = sorted(path.name for path in directory.iterdir())
     quantised = [file for file in files if file.endswith(".gguf")]
     if any(file.endswith((".safetensors", INDEX)) for file in files):
-        return {"local_files_only": True}
+        return {}
     if len(quantised) == 1:
         if find_spec("gguf") is None:
             raise LoadError(f"{directory} holds a GGUF file; install the package gguf: pip install 'tintformer[eval]'")
-        return {"local_files_only": True, "gguf_file": quantised[0]}
+        return {"gguf_file": quantised[0]}
     if quantised:
         raise LoadError(f"{directory} holds {len(quantised)} GGUF files ({', '.join(quantised)}); keep one")
     raise LoadError(f"{directory} holds no safetensors and no GGUF file (pickled weights are not read)")
 
 
-def _read_from_hub(name: str, dtype: torch.dtype, device_map: Any) -> Any:
-    """From the local cache if it is there; otherwise the hub is asked once, without retries."""
+def _find_on_hub(name: str) -> Path:
+    """The directory in the local cache, if it is complete; otherwise the hub is asked once, without retries."""
     from huggingface_hub import HfApi
 
+    found = main_snapshot(name, local=True)
+    if found is not None and is_complete(found):
+        return found
     try:
-        return _read_model(name, dtype, {"local_files_only": True}, device_map)
-    except LoadError:
-        try:
-            HfApi().model_info(name, timeout=10)
-        except Exception as error:  # the hub's client raises its own errors, those of httpx and plain OSErrors
-            raise LoadError(
-                f"cannot load {name!r}: it is no local directory, it is not in the local cache, and the hub does not "
-                f"give it ({cause(error)}); check the name and the connection, or give a directory"
-            ) from error
-    return _read_model(name, dtype, {}, device_map)
+        HfApi().model_info(name, timeout=10)
+        fetched = main_snapshot(name)
+    except Exception as error:  # the hub's client raises its own errors, those of httpx and plain OSErrors
+        raise LoadError(
+            f"cannot load {name!r}: it is no local directory, it is not in the local cache, and the hub does not "
+            f"give it ({cause(error)}); check the name and the connection, or give a directory"
+        ) from error
+    assert fetched is not None
+    return fetched
 
 
 def is_simulator(directory: Path) -> bool:
     """Whether a directory holds a simulator, by its configuration alone."""
     try:
-        config = json.loads((directory / "config.json").read_text())
-    except (OSError, ValueError):
+        config = read_foreign_json(directory / "config.json")
+    except LoadError:
         return False
     return isinstance(config, dict) and config.get("format") == SIMULATOR_FORMAT

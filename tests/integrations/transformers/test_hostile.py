@@ -52,6 +52,11 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "an index with a path": (index("/etc/passwd"), "names '/etc/passwd'"),
     "an index of pickles": (index("pytorch_model-00001-of-00001.bin"), "names 'pytorch_model"),
     "an index of numbers": (index(7), "names 7"),
+    "integers for weights": (
+        edit_tensors(lambda t: t.update({name: t[name].to(torch.int8) for name in list(t)[:1]})),
+        "which is no floating-point weight",
+    ),
+    "a million beams": (write("generation_config.json", '{"num_beams": 1000000}'), "num_beams 1e"),
     "an index of what is not there": (index("model-00001-of-00001.safetensors"), "lacks model-00001-of-00001"),
     "an index without a map": (lambda d: (index("x")(d), write(INDEX, '{"metadata": {}}')(d))[0], "has no weight_map"),
     "an index that is none": (lambda d: (index("x")(d), write(INDEX, "[" * 10**5)(d))[0], f"cannot read .*{INDEX}"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -121,8 +122,36 @@ def test_the_weights_are_there_once(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
         names = set(file.keys())
-        assert file.metadata() == {"format": "pt"}
+        assert file.metadata().keys() == {"format", "checksum"} and file.metadata()["format"] == "pt"
     assert names == {f"auxiliary.{name}" for name, _ in make_model("gpt2").named_parameters()}
+
+
+def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    """In any file: every change is refused in one line, or changes nothing that is loaded."""
+    model = make("llama")
+    model.save_pretrained(tmp_path, max_shard_size="8KB")
+    randomly = random.Random(0)
+    files = sorted(tmp_path.glob("*.safetensors"))
+    for _ in range(60):
+        file = randomly.choice(files)
+        whole = file.read_bytes()
+        content = bytearray(whole)
+        content[randomly.randrange(len(whole))] ^= 1 << randomly.randrange(8)
+        file.write_bytes(content)
+        try:
+            assert_equal_weights(tint.TintForCausalLM.from_pretrained(tmp_path), model)
+        except tint.LoadError as refused:
+            assert "\n" not in str(refused)
+        file.write_bytes(whole)
+    assert_equal_weights(tint.TintForCausalLM.from_pretrained(tmp_path), model)
+
+
+def test_files_that_other_tools_have_rewritten_are_read(tmp_path: Path) -> None:
+    """They know of no checksum."""
+    model = make("gpt2")
+    model.save_pretrained(tmp_path)
+    save_file(load_file(tmp_path / "model.safetensors"), tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert_equal_weights(tint.TintForCausalLM.from_pretrained(tmp_path), model)
 
 
 def test_large_models_are_cut_into_files(tmp_path: Path) -> None:

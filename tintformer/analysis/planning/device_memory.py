@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from pathlib import Path
 
-from tintformer.errors import InputError
+from tintformer.errors import InputError, brief
 
 UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 CGROUP = Path("/sys/fs/cgroup/memory.max")
@@ -18,8 +19,11 @@ def parse_size(text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     unit = UNITS.get(found[2]) if found and found[2] else 1
     if found is None or unit is None:
-        raise InputError(f"{text!r} is no amount of memory; write it as 24GB or 80GiB")
-    return int(float(found[1]) * unit)
+        raise InputError(f"{brief(text)} is no amount of memory; write it as 24GB or 80GiB")
+    size = float(found[1]) * unit
+    if math.isinf(size):
+        raise InputError(f"{brief(text)} is more memory than can be counted; write it as 24GB or 80GiB")
+    return int(size)
 
 
 def total_memory() -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass
 from itertools import chain
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
@@ -17,15 +16,20 @@ from tintformer.auxiliary.ops import Join, Op
 from tintformer.engines.fast.fast_engine import predictions
 from tintformer.engines.fast.fast_executor import FastExecutor
 from tintformer.engines.reference import TensorExecutor
-from tintformer.errors import InputError, TintError
+from tintformer.errors import InputError, TintError, brief
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch
 from tintformer.execution.output import Logits, positions_of, predict
-from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.learning_rule import LearningRule, require_rule
 from tintformer.storage.configs import meta_auxiliary, read_config
+from tintformer.storage.foreign_text import user_path
 from tintformer.storage.packages import model_directory
+from tintformer.typed_fields import Range, checked
 
+MAX_TOKENS = 2**31
+"""Of a batch: no device holds the logits of a thousandth of them."""
 ENGINES = ("fast", "reference")
+Count = Annotated[int, Range(at_least=1)]
 PARTS = {
     "embed": "activations",
     "forward": "activations",
@@ -115,9 +119,11 @@ def plan(
     `model` is a name or a directory whose configuration is known without a connection, or a configuration. No weights
     are read or made: the engine runs its own pass on shapes.
     """
-    train = tokens // 2 if train_tokens is None else train_tokens
+    tokens, batch = checked("tokens", tokens, Count, InputError), checked("batch", batch, Count, InputError)
+    train = tokens // 2 if train_tokens is None else checked("train_tokens", train_tokens, Count, InputError)
+    checked("dtype", dtype, torch.dtype, InputError)
     _check(tokens, batch, train, engine)
-    rule = LearningRule(learning_rate=1.0) if rule is None else rule
+    rule = LearningRule(learning_rate=1.0) if rule is None else require_rule(rule)
     named = isinstance(model, str | os.PathLike)
     config = read_config(model) if named else getattr(model, "config", model)
     name = os.fspath(model) if named else config.model_type
@@ -149,7 +155,7 @@ def refuse_the_impossible(model: str, dtype: torch.dtype) -> None:
 
     What is in doubt may try: nobody else's memory counts, and a model whose configuration is not at hand passes.
     """
-    path = Path(model).expanduser()
+    path = user_path(model)
     directory = path if path.is_dir() else model_directory(model)
     if directory and sum(file.stat().st_size for file in directory.iterdir()) < total_memory() / 16:
         return  # with room to spare: no need to spend a second on it
@@ -162,9 +168,9 @@ def refuse_the_impossible(model: str, dtype: torch.dtype) -> None:
 
 def _check(tokens: int, batch: int, train: int, engine: str) -> None:
     if engine not in ENGINES:
-        raise TintError(f"engine={engine!r} cannot be planned; choose one of {', '.join(ENGINES)}")
-    if batch < 1:
-        raise InputError(f"batch={batch} must be at least 1")
+        raise TintError(f"engine={brief(engine)} cannot be planned; choose one of {', '.join(ENGINES)}")
+    if batch * tokens > MAX_TOKENS:
+        raise InputError(f"{batch} x {tokens} tokens are more than the {MAX_TOKENS} that can be planned; give fewer")
     if not 2 <= train < tokens:
         raise InputError(
             f"the training part would be {train} of {tokens} tokens; it needs at least 2, "

@@ -22,6 +22,8 @@ from tintformer.auxiliary.description import Auxiliary
 from tintformer.console import Progress
 from tintformer.errors import InputError
 from tintformer.execution.batch import Batch
+from tintformer.storage.loading import load
+from tintformer.typed_fields import checked
 from tintformer.version import __version__
 
 GRADIENT_SHARE = 0.1
@@ -44,7 +46,9 @@ def verify(
 
     `layers` keeps the first blocks of the model only; None keeps all of a small model and a few of a large one.
     """
+    auxiliary = load(auxiliary)
     settings = VerifySettings() if settings is None else settings
+    checked("settings", settings, VerifySettings, InputError)
     if auxiliary.dtype not in DTYPES:
         raise InputError(f"a model in {auxiliary.dtype} cannot be verified; load it in float32 or float64")
     total = len(auxiliary.blocks)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from tintformer.errors import InputError, RuleError
 from tintformer.rule.learning_rule import PRESETS, LearningRule
+from tintformer.typed_fields import FLOAT32_MAX, Range, check_fields
 
 SHARE = 1e-4
 """Without a rate, all steps together move the weights by about this share of their size. Much more, and float32 makes
@@ -31,22 +33,23 @@ class VerifySettings:
 
     presets: tuple[str, ...] = tuple(PRESETS)
     """The rules to verify."""
-    learning_rate: float | None = None
+    learning_rate: Annotated[float | None, Range(at_least=0, at_most=FLOAT32_MAX)] = None
     """Of the whole pass; None: the rate at which its steps move the weights by `SHARE` of their size."""
     steps: int = 1
-    tolerance: float | None = None
+    tolerance: Annotated[float | None, Range(at_least=0)] = None
     """Replaces every tolerance; None: those of the dtype."""
     theorems: bool = True
     """Also check the theorems, which takes as long as all of the rest."""
 
     def __post_init__(self) -> None:
+        check_fields(self, InputError)
         for preset in self.presets:
             if preset not in PRESETS:
                 raise RuleError(f"preset={preset!r} is unknown; choose one of {', '.join(PRESETS)}")
-        if self.tolerance is not None and not 0 <= self.tolerance < float("inf"):
-            raise InputError(f"tolerance={self.tolerance:g} must be a finite number of at least 0")
         if self.learning_rate == 0:
             raise RuleError("learning_rate=0 moves nothing, so there would be nothing to verify")
+        if not self.presets:
+            raise RuleError(f"there are no presets to verify; give some of {', '.join(PRESETS)}")
         self.rule(self.presets[0], self.learning_rate or 1.0)
 
     def rule(self, preset: str, learning_rate: float) -> LearningRule:

@@ -7,14 +7,15 @@ from typing import Annotated
 
 import typer
 
-from tintformer.errors import InputError
+from tintformer.errors import InputError, brief
+from tintformer.storage.file_names import check_file_name, to_file_name
 
 Rate = Annotated[
     str,
     typer.Option("--learning-rate", help="A number, numbers to choose from (1e-4,3e-4), or auto: a grid of its own."),
 ]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Directory for records and tables.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Processes; the cores are divided among them.")]
+Jobs = Annotated[int, typer.Option(min=1, max=1024, help="Processes; the cores are divided among them.")]
 EngineOption = Annotated[str, typer.Option(help="fast, simulator, reference or oracle; they agree.")]
 Protocol = Annotated[
     str,
@@ -50,9 +51,7 @@ def names(text: str | None) -> tuple[str, ...]:
 
 def named(name: str | None, usual: str) -> str:
     """What a run's files are called: the user's name for it, or the usual one."""
-    if name is not None and (not name or Path(name).name != name or name.startswith(".")):
-        raise InputError(f"--name {name!r} is no name of a file; leave out directories, and a dot in front")
-    return name or usual
+    return to_file_name(usual) if name is None else check_file_name(name, "--name")
 
 
 def rates(text: str) -> tuple[float, ...] | None:
@@ -60,9 +59,17 @@ def rates(text: str) -> tuple[float, ...] | None:
     return None if text == "auto" else numbers("--learning-rate", text)
 
 
+def seeds(text: str) -> tuple[int, ...]:
+    """Whole numbers with commas between them."""
+    found = numbers("--seeds", text)
+    if not all(number.is_integer() for number in found):
+        raise InputError(f"--seeds {brief(text)} must be whole numbers with commas between them, such as 0,1,2")
+    return tuple(map(int, found))
+
+
 def numbers(option: str, text: str) -> tuple[float, ...]:
     """Numbers with commas between them."""
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError as error:
-        raise InputError(f"{option} {text!r} must be numbers with commas between them, such as 0.3,0.5") from error
+        raise InputError(f"{option} {brief(text)} must be numbers with commas between them, such as 0.3,0.5") from error

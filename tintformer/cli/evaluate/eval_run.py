@@ -12,7 +12,7 @@ import typer
 
 from tintformer.cli.evaluate.tracking import check_tracker, tracking
 from tintformer.cli.rule_setup import quiet_libraries, warnings_as_lines
-from tintformer.console import print_json, print_table
+from tintformer.console import print_json, print_table, say
 from tintformer.errors import InputError, TintError
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def carry_out(run: Run, output: Path, *, jobs: int, json: bool, track: str | Non
     from tintformer.experiments.tuning import num_units, run_experiment
 
     processes = process_group()
+    run.check_directory(output)
     # Opens models and data: what is wrong with them, anywhere, is told before anything is written.
     total, *_ = processes.exchange(sum(map(num_units, run.experiments)), {"run": run.name})
     with (
@@ -102,7 +103,7 @@ def show(run: Run, results: Sequence[Sequence[Any]], output: Path, *, json: bool
         print_json({"run": run.name, "results": found, "tables": [asdict(table) for table in tables]})
         return
     print_table(tables[0].rows, title=tables[0].title)
-    print(f"wrote {', '.join(path.name for path in paths)} into {output}")
+    say(f"wrote {', '.join(path.name for path in paths)} into {output}")
 
 
 @contextmanager

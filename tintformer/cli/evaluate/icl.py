@@ -12,7 +12,7 @@ from tintformer.cli.evaluate import eval_options as options
 from tintformer.cli.evaluate.eval_run import carry_out, started, threads_of
 from tintformer.cli.options import Dtype, Json, Model
 from tintformer.cli.rule_setup import check_dtype
-from tintformer.errors import InputError
+from tintformer.errors import InputError, brief
 
 
 def classification(
@@ -56,7 +56,7 @@ def classification(
     with started(track):
         check_dtype(dtype)
         if normalise not in (None, "length"):
-            raise InputError(f"--normalise {normalise!r} is unknown; it can be length")
+            raise InputError(f"--normalise {brief(normalise)} is unknown; it can be length")
         chosen = options.names(tasks)
         base = InContextLearning(
             model=model,
@@ -67,7 +67,7 @@ def classification(
             mode=cast(Any, mode),
             loss=cast(Any, loss or ("label" if shots else "full")),
             test_text=test_text,
-            seeds=tuple(int(seed) for seed in options.numbers("--seeds", seeds)),
+            seeds=options.seeds(seeds),
             tests=tests,
             tuning=tuning,
             rates=options.rates(learning_rate),
@@ -102,6 +102,6 @@ def _layers_and_steps(text: str, model: str, dtype: str) -> list[tuple[int | Non
         layers, _, steps = part.partition("/")
         share = layers in dict(SETTINGS)
         if not (steps.isdecimal() and (share or layers.isdecimal())):
-            raise InputError(f"--settings {part!r} must be layers/steps, such as all/1, half/2 or 6/2")
+            raise InputError(f"--settings {brief(part)} must be layers/steps, such as all/1, half/2 or 6/2")
         found.append((share_of_blocks(model, layers, dtype) if share else int(layers), int(steps)))
     return found

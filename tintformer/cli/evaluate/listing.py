@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +13,7 @@ from tintformer.cli.evaluate.eval_options import OUTPUT
 from tintformer.cli.evaluate.eval_run import show, started
 from tintformer.cli.options import Json
 from tintformer.console import print_json, print_table
+from tintformer.errors import InputError, TintError, cause
 
 
 def listing(json: Json = False) -> None:
@@ -42,5 +45,21 @@ def table(
     with started() as processes, Runner(RecordStore(directory / "records"), only_records=True) as runner:
         runs = load_runs(directory) if processes.is_first else []
         for run in join_runs(runs) if together else runs:
-            results = [run_experiment(experiment, runner) for experiment in run.experiments]
-            show(run, results, directory, json=json)
+            run.check_directory(directory)
+            with _foreign_records(directory):
+                results = [run_experiment(experiment, runner) for experiment in run.experiments]
+                show(run, results, directory, json=json)
+
+
+@contextmanager
+def _foreign_records(directory: Path) -> Generator[None]:
+    """Nothing is computed here, so that whatever goes wrong with numbers is in the records, which others may write."""
+    try:
+        yield
+    except TintError:
+        raise
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:
+        raise InputError(
+            f"a record in {directory / 'records'} holds no result of its unit ({cause(error)}); "
+            "remove it, and give the run's command again"
+        ) from error

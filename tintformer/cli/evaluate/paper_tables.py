@@ -147,7 +147,7 @@ def _by_task(
             task=task,
             location=None if data is None else data / task,
             methods=options.names(methods),
-            seeds=tuple(int(seed) for seed in options.numbers("--seeds", seeds)),
+            seeds=options.seeds(seeds),
             tests=tests,
             tuning=tuning,
             rates=options.rates(learning_rate),
@@ -169,6 +169,7 @@ def _run_of_tasks(name: str, by_task: Sequence[Sequence[InContextLearning]], pro
 
 def _name(recipe: str, models: str | None, protocol: str) -> str:
     """What the files are called; the paper's own models go without saying."""
-    return "-".join(
+    usual = "-".join(
         [recipe, *(Path(model).name for model in options.names(models)), *(["paper"] if protocol == "paper" else [])]
     )
+    return options.named(None, usual)

@@ -11,13 +11,15 @@ from torch import Tensor
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.engines.fast.fast_executor import FastExecutor
 from tintformer.engines.fast.updates import Updates
+from tintformer.errors import InputError
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch
 from tintformer.execution.continuation import Continuation, KeyValueCache
-from tintformer.execution.engine import row_updates
+from tintformer.execution.engine import row_updates, undisturbed
 from tintformer.execution.hooks import Hooks
 from tintformer.execution.output import EngineResult, Predictions, predict
 from tintformer.rule.learning_rule import LearningRule
+from tintformer.typed_fields import checked
 
 
 class FastEngine:
@@ -28,9 +30,11 @@ class FastEngine:
     """
 
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule, *, dual: bool | None = None):
-        self.auxiliary, self.rule, self.dual = auxiliary, rule, dual
+        self.auxiliary, self.rule = auxiliary, rule
+        self.dual = checked("dual", dual, bool | None, InputError)
         self.hooks = Hooks(auxiliary, rule)
 
+    @undisturbed
     @torch.no_grad()
     def run(self, batch: Batch, *, logits_at: Bool[Tensor, "B T"] | None, before: bool) -> EngineResult:
         """Train every sequence on its own, then predict."""
@@ -41,6 +45,7 @@ class FastEngine:
         x = walk.train_in_the_pass(observed, self.auxiliary, self.rule)
         return self._result(executor, x, logits_at, x_before)
 
+    @undisturbed
     @torch.no_grad()
     def begin(self, batch: Batch, *, keep_cache: bool) -> FastContinuation:
         """Train every sequence on its own and read it; `keep_cache` keeps the keys and values that going on needs."""
@@ -50,6 +55,7 @@ class FastEngine:
         executor.check(x)
         return FastContinuation(executor, cache, x)
 
+    @undisturbed
     @torch.no_grad()
     def adapt(self, batch: Batch) -> Updates:
         """One update from all sequences of the batch, their losses summed."""
@@ -60,6 +66,7 @@ class FastEngine:
         executor.check_updates()
         return executor.updates
 
+    @undisturbed
     @torch.no_grad()
     def score(self, batch: Batch, updates: Updates, *, logits_at: Bool[Tensor, "B T"] | None) -> EngineResult:
         """Predict with updates that are there already; nothing is learnt."""

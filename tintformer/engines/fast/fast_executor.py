@@ -30,6 +30,7 @@ from tintformer.execution import walk
 from tintformer.execution.batch import Batch
 from tintformer.execution.continuation import KeyValueCache
 from tintformer.execution.executor import TensorStreams
+from tintformer.execution.non_finite import check_model, gradient_error, is_finite
 from tintformer.rule import activation, head, norm
 from tintformer.rule.attention import AttentionHeads, merge_key
 from tintformer.rule.learning_rule import LearningRule
@@ -174,6 +175,8 @@ class FastExecutor(TensorStreams):
         totals = [total.to(self.auxiliary.device) for total in sums.values()]
         if totals and not bool(torch.isfinite(torch.stack(totals)).all()):
             first = next(name for name, total in sums.items() if not bool(torch.isfinite(total)))
+            if self.steps_taken <= 1:
+                raise gradient_error(f"the gradient at {first}", self.auxiliary, self.rule)
             raise self._divergence(f"the gradient at {first}")
 
     def check_updates(self) -> None:
@@ -182,14 +185,16 @@ class FastExecutor(TensorStreams):
         # Factors are inputs and gradients, which have been looked at; a formed product of the two may still overflow.
         formed = {weight: update.dense for weight, update in self.updates.matrices.items()} | self.updates.vectors
         for weight, update in formed.items():
-            if update is not None and not bool(torch.isfinite(update.sum())):
+            if update is not None and not is_finite(update):
                 raise self._divergence(f"the update of {weight.name}")
 
     def check(self, x: Tensor) -> None:
         """After a step: raise if a gradient, or the stream `x`, is non-finite, naming the place."""
         self.check_gradients()
-        if not bool(torch.isfinite(x.sum())):
-            # Only to name the op: the pass is run once more, now with every output looked at.
+        if not is_finite(x):
+            # Only to name the op: the pass is run once more, now with every output looked at; first without updates,
+            # since a model may have been non-finite all along.
+            check_model(FastExecutor(self.auxiliary, self.rule, self.batch, budget=self.budget), self.auxiliary)
             self.checks_outputs = True
             walk.read(self, self.auxiliary)
             raise self._divergence("the stream at the head")
@@ -233,9 +238,10 @@ class FastExecutor(TensorStreams):
         # to each score and costs no product of its own.
         if update.dual:
             y = self._shared_product(op, x)
+            implied = bias_update is not None and not update.own_bias
             for factors in update.factors:
-                y = factors.add_forward(y, x, with_bias=bias_update is not None)
-            return y
+                y = factors.add_forward(y, x, with_bias=implied)
+            return y if implied or bias_update is None else (y + bias_update[:, None]).to(y.dtype)
         matrices = self.formed(op, update)
         # A formed matrix is float32 at least, so x is widened for this product and its result rounded once.
         y = x.to(matrices.dtype) @ (matrices.mT if len(matrices) == len(x) else matrices[0].mT)

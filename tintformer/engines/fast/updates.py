@@ -169,6 +169,8 @@ class MatrixUpdate:
     dense: Float[Tensor, "R O I"] | None = None
     formed: Float[Tensor, "R O I"] | None = None
     """The updated matrix itself, kept where it will be used again."""
+    own_bias: bool = False
+    """The update of the bias is read, as from a file; otherwise factors imply it, which costs no sum of its own."""
 
     def add(self, factors: Factors) -> None:
         self.factors.append(factors)
@@ -204,7 +206,7 @@ class MatrixUpdate:
         outputs, inputs = weight.shape
         rank = sum(part.x.shape[1] for part in self.factors)
         if self.dense is None and smaller_as_factors(inputs, outputs, rank):
-            return MatrixUpdate(dual=True, factors=self.factors)
+            return MatrixUpdate(dual=True, factors=self.factors, own_bias=self.own_bias)
         return MatrixUpdate(dual=False, keep=True, formed=self.matrix(weight))
 
     def reordered(self, rows: Tensor) -> MatrixUpdate:
@@ -214,6 +216,7 @@ class MatrixUpdate:
             factors=[Factors(_rows(part.x, rows), _rows(part.g, rows), part.rate) for part in self.factors],
             dense=None if self.dense is None else _rows(self.dense, rows),
             formed=None if self.formed is None else _rows(self.formed, rows),
+            own_bias=self.own_bias,
         )
 
     def row(self, row: int) -> Float[Tensor, "O I"]:

@@ -7,8 +7,9 @@ own, with the model's own causal mask, windows and positions. What the walk does
 from __future__ import annotations
 
 import inspect
+import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Bool
@@ -19,8 +20,9 @@ from torch.nn import functional
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.families import families
 from tintformer.engines.oracle.twin import OracleMode, make_twin
-from tintformer.errors import InputError
+from tintformer.errors import DivergenceError, InputError, NonFiniteError
 from tintformer.execution.batch import SHARED, Batch
+from tintformer.execution.engine import undisturbed
 from tintformer.execution.output import EngineResult, Predictions
 from tintformer.rule.learning_rule import LearningRule
 
@@ -51,20 +53,51 @@ class OracleEngine:
         self.mode = OracleMode(rule, self.dtype)
         self.twin = make_twin(model, self.family, rule, self.mode)
         self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-        self.original = {name: value.detach().to(self.dtype) for name, value in model.named_parameters()}
-        self.masks = self._trainable()
+        original = self._original()
+        # A tied head is listed once, as the embedding.
+        head = f"{self.family.paths.head}.weight"
+        self.head_weight = head if head in original else f"{self.family.paths.tokens}.weight"
+        self.masks = self._trainable(original)
+        self.lock = threading.Lock()
+        """Held by whoever runs the twin, whose parameters are exchanged for every call of it."""
 
+    def __reduce__(self) -> Any:
+        # A copy makes a twin of its own: the functions that are patched into this one know only this one's modules.
+        return type(self), (self.auxiliary, self.rule)
+
+    def _original(self) -> dict[str, Tensor]:
+        """The parameters as they are now, widened."""
+        parameters = self.auxiliary.model.named_parameters()
+        # Autograd takes no tensor of inference mode, but a copy of it.
+        return {name: value.detach().to(self.dtype, copy=value.is_inference()) for name, value in parameters}
+
+    @undisturbed
+    @torch.inference_mode(False)  # which autograd cannot work in
     def run(self, batch: Batch, *, logits_at: Bool[Tensor, "B T"] | None, before: bool) -> EngineResult:
         """Train every sequence on its own, then predict."""
         rows = [_segments(batch, row) for row in range(len(batch.input_ids))]
         if self.rule.takes_differences():
             _refuse_shared_tokens(batch, rows)
-        tuned = [self._train(row) for row in rows]
-        return EngineResult(
-            after=self._predictions(tuned, rows, batch, logits_at),
-            before=self._predictions([self.original] * len(rows), rows, batch, logits_at) if before else None,
-            updates=lambda row: {name: tuned[row][name] - self.original[name] for name in self.masks},
-        )
+        original = self._original()
+        with self.lock:
+            tuned = [self._train(original, row) for row in rows]
+            after = self._predictions(tuned, rows, batch, logits_at)
+            if not bool(torch.isfinite(after.losses).all()):
+                self._blame(self._predictions([original] * len(rows), rows, batch, None))
+            return EngineResult(
+                after=after,
+                before=self._predictions([original] * len(rows), rows, batch, logits_at) if before else None,
+                updates=lambda row: {name: tuned[row][name] - original[name] for name in self.masks},
+            )
+
+    def _blame(self, untrained: Predictions) -> NoReturn:
+        """Say what made a loss non-finite: the model as it came, or learning."""
+        if not bool(torch.isfinite(untrained.losses).all()):
+            raise NonFiniteError(
+                f"{self.auxiliary.name} gives NaN or infinity before anything is learnt, so the learning rate is "
+                "not the cause; check its configuration (norm epsilons, rotary settings) and its weights"
+            )
+        raise DivergenceError.at("the loss", self.rule.learning_rate)
 
     def _predictions(
         self, values: list[dict[str, Tensor]], rows: list[list[Segment]], batch: Batch, logits_at: Tensor | None
@@ -75,9 +108,9 @@ class OracleEngine:
         losses = -logits[evaluated[at]].log_softmax(-1).gather(1, batch.targets[evaluated][:, None])[:, 0]
         return Predictions(losses=losses, logits=None if logits_at is None else logits)
 
-    def _train(self, row: list[Segment]) -> dict[str, Tensor]:
+    def _train(self, original: dict[str, Tensor], row: list[Segment]) -> dict[str, Tensor]:
         # Functional: the parameters are handed to each call, so the user's model is read and never written.
-        values = dict(self.original)
+        values = dict(original)
         count = sum(len(segment.targets) for segment in row)
         if count == 0:
             return values
@@ -96,7 +129,7 @@ class OracleEngine:
         inputs, logits = self._call(values, segment)
         places = torch.tensor([place for place, _ in segment.targets], device=logits.device)
         targets = torch.tensor([token for _, token in segment.targets], device=logits.device)
-        x, matrix = inputs[places], values[self._head_weight()]
+        x, matrix = inputs[places], values[self.head_weight]
         # Losses, not gradients: the formulas of `rule.head` are derived anew by autograd. For the quad loss (Saunshi
         # et al.) that settles what the paper's remark misprints: E^T E x - e.
         match self.rule.loss:
@@ -143,12 +176,7 @@ class OracleEngine:
             handle.remove()
         return seen[0][0], logits[0]
 
-    def _head_weight(self) -> str:
-        # A tied head is listed once, as the embedding.
-        name = f"{self.family.paths.head}.weight"
-        return name if name in self.original else f"{self.family.paths.tokens}.weight"
-
-    def _trainable(self) -> dict[str, Tensor]:
+    def _trainable(self, original: dict[str, Tensor]) -> dict[str, Tensor]:
         """For each parameter that is trained, what to multiply its gradient by: 1, or a mask over fused rows."""
         # Read off Hugging Face's parameter names, not off the groups of the description:
         # `rule.trainable` must come to the same by its own way.
@@ -156,7 +184,7 @@ class OracleEngine:
         num_blocks = len(self.twin.get_submodule(paths.blocks))
         first = num_blocks - (rule.layers or num_blocks)
         masks: dict[str, Tensor] = {}
-        for name, value in self.original.items():
+        for name, value in original.items():
             inside = name.removeprefix(f"{paths.blocks}.")
             if inside != name:
                 layer, _, inside = inside.partition(".")

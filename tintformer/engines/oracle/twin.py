@@ -84,8 +84,9 @@ def make_twin(model: Any, family: Family, rule: LearningRule, mode: OracleMode) 
     twin.set_attn_implementation("eager")
     for module in twin.modules():
         # What the user has hooked to the model is not meant for the twin's passes.
-        module._forward_hooks.clear()
-        module._forward_pre_hooks.clear()
+        for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
+            hooks.clear()
+        module._backward_pre_hooks.clear()
         if hasattr(module, "reorder_and_upcast_attn"):
             module.reorder_and_upcast_attn = False  # the same numbers, without its cast to float32
     for block in twin.get_submodule(family.paths.blocks):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from tintformer.errors import InputError, RuleError
 from tintformer.learning.engine_registry import engines_that
 from tintformer.rule.learning_rule import PRESETS, LearningRule
+from tintformer.typed_fields import Range, check_fields
 
 TOKENS = 256
 """Tokens to generate where a task does not say."""
@@ -29,9 +30,9 @@ class ModelArguments:
     engine: str = "fast"
     """`fast`, or `simulator`: the constructed simulator, the same numbers at many times the cost."""
     dtype: str = "float32"
-    max_length: int | None = None
+    max_length: Annotated[int | None, Range(at_least=1)] = None
     """Tokens of a context with its continuation; None: as many as the model was built for."""
-    batch_size: int = 8
+    batch_size: Annotated[int, Range(at_least=1)] = 8
     """Contexts that run together, each with an update of its own. More want more memory."""
     device: str | None = None
 
@@ -51,8 +52,6 @@ class ModelArguments:
             raise InputError("there is no model; give --model_args pretrained=MODEL,learning_rate=RATE")
         if "learning_rate" not in given:
             raise RuleError("learning_rate is missing in the model args; give one, or 0 for the model as it is")
-        if type(given["learning_rate"]) is int:  # the harness reads "0" as one
-            given = given | {"learning_rate": float(given["learning_rate"])}
         preset = given.get("preset", "default")
         if preset not in PRESETS:
             raise RuleError(f"preset={preset!r} is unknown; choose one of {', '.join(PRESETS)}")
@@ -63,6 +62,7 @@ class ModelArguments:
         return cls(rule=rule, **chosen)
 
     def __post_init__(self) -> None:
+        check_fields(self, InputError)
         if self.engine not in (known := engines_that("continues")):
             raise InputError(f"engine={self.engine!r} is unknown here; choose one of {', '.join(known)}")
         dtype = getattr(torch, self.dtype, None)

@@ -15,6 +15,7 @@ from lm_eval.api.task import ConfigurableTask
 from tintformer.errors import InputError
 from tintformer.experiments.label_scoring import Answers
 from tintformer.experiments.tasks import Task, demonstrations, load_task, test_examples
+from tintformer.storage.foreign_text import user_path
 
 SETTINGS = ("data", "tests", "variant")
 """What `dataset_kwargs` of a task, or `--metadata` for all tasks, may say: see `load_classification`."""
@@ -30,7 +31,7 @@ def load_classification(
     """
     location = None
     if data is not None:
-        location = Path(data).expanduser()
+        location = user_path(data)
         location = location if location.stem == Path(name).stem else location / Path(name).stem
     task = load_task(name, location, variant=variant)
     examples = test_examples(task, tests)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
+from tintformer.analysis.foreign_markup import to_markdown
 from tintformer.integrations.transformers.config import TintConfig
 from tintformer.integrations.transformers.files import CARD_MARK
 
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _CARD = """---
 library_name: transformers
 pipeline_tag: text-generation
@@ -63,13 +67,13 @@ def model_card(config: TintConfig) -> str:
     name = config.base_model or config.auxiliary.model_type
     whole = config.train_fraction == 1
     return _CARD.format(
-        base=f"base_model: {name}\n" if name.count("/") == 1 else "",
-        title=f"{name} that learns inside its forward pass",
+        base=f"base_model: {name}\n" if _HUB_ID.fullmatch(name) else "",
+        title=f"{to_markdown(name)} that learns inside its forward pass",
         mark=CARD_MARK,
-        name=name,
+        name=to_markdown(name),
         family=config.auxiliary.model_type,
         engine=config.engine,
         part="the whole prompt" if whole else f"the first {config.train_fraction:.0%} of the prompt",
         dtype=str(config.dtype).removeprefix("torch."),
-        rule="\n".join(f"| {knob} | {value} |" for knob, value in config.learning_rule.items()),
+        rule="\n".join(f"| {knob} | {to_markdown(str(value))} |" for knob, value in config.learning_rule.items()),
     )

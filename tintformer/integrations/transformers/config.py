@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields, is_dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-import torch
 from transformers.configuration_utils import PreTrainedConfig
 
 from tintformer.auxiliary.validation import find_family
@@ -14,10 +13,15 @@ from tintformer.integrations.transformers.register import register_config
 from tintformer.learning.engine_registry import engines_that
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator.construction import Construction
-from tintformer.storage.untrusted import build_config
+from tintformer.storage.saved_configs import plain_settings
+from tintformer.storage.untrusted import build_config, read_dtype
+from tintformer.typed_fields import Range, checked
 from tintformer.version import __version__
 
 MODEL_TYPE = "tint"
+Share = Annotated[float, Range(above=0, at_most=1)]
+_OWN_FIELDS = {"train_fraction": Share, "base_model": str, "tintformer_version": str}
+"""What a configuration holds besides the parts that have classes of their own, which check themselves."""
 
 _PASSED_ALONG = {
     "_commit_hash",
@@ -68,9 +72,8 @@ class TintConfig(PreTrainedConfig):
         if (found := kwargs.pop("model_type", MODEL_TYPE)) != MODEL_TYPE:
             raise LoadError(f"model_type {found!r} is not {MODEL_TYPE!r}: these are the files of another kind of model")
         self.check()
-        dtype = getattr(torch, self.dtype, None) if isinstance(self.dtype, str) else self.dtype
-        if self.dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise LoadError(f"dtype={self.dtype!r} is not a floating-point type")
+        if self.dtype is not None:
+            read_dtype(self.dtype, "dtype")
         super().__post_init__(**kwargs)
 
     def check(self) -> None:
@@ -80,29 +83,25 @@ class TintConfig(PreTrainedConfig):
         self.construction = asdict(_construction(self.construction))
         if self.engine not in (known := engines_that("continues")):
             raise TintError(f"engine={self.engine!r} is unknown here; choose one of {', '.join(known)}")
-        fraction: Any = self.train_fraction
-        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
-            raise TintError(f"train_fraction={fraction!r} must be a number above 0 and at most 1")
-        for name in ("base_model", "tintformer_version"):
-            if not isinstance(getattr(self, name), str):
-                raise TintError(f"{name}={getattr(self, name)!r} must be a text")
+        for name, hint in _OWN_FIELDS.items():
+            setattr(self, name, checked(name, getattr(self, name), hint, TintError))
         self.rule.num_trained(self.auxiliary.num_hidden_layers)
 
     @property
     def rule(self) -> LearningRule:
-        return LearningRule(**self.learning_rule)
+        return LearningRule.of(self.learning_rule)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
         """The base model's: vocabulary, layers and the like are looked up there."""
         return self.auxiliary
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is written; of the base model's configuration all that is public, so that no default can change it."""
+        """As it is written; of the base model's configuration every key, so that no default can change it."""
         result = super().to_dict()
         for name in ("learning_rule", "construction"):
             if is_dataclass(found := result[name]) and not isinstance(found, type):  # not checked yet
                 result[name] = asdict(found)
-        result["auxiliary"] = {key: value for key, value in result["auxiliary"].items() if not key.startswith("_")}
+        result["auxiliary"] = plain_settings(self.auxiliary)
         return result
 
 
@@ -132,33 +131,13 @@ def _rule(found: Any) -> LearningRule:
         return found
     if not isinstance(found, dict):
         raise RuleError("a Tint configuration needs `learning_rule`, the knobs of a LearningRule")
-    knobs = _knobs("learning rule", found, LearningRule)
-    if "learning_rate" not in knobs:
-        raise RuleError("learning_rule has no learning_rate; the best one differs from model to model")
-    return LearningRule(**knobs)
+    return LearningRule.of(found)
 
 
 def _construction(found: Any) -> Construction:
     if found is None or isinstance(found, Construction):
         return found or Construction()
-    if not isinstance(found, dict):
-        raise TintError("construction must be the knobs of a simulator: layout, stack, tie_blocks, ...")
-    knobs = _knobs("simulator", found, Construction)
-    stack = knobs.get("stack", 1)
-    if isinstance(stack, bool) or not isinstance(stack, int) or stack < 1:
-        raise TintError(f"stack={stack!r} must be a whole number of at least 1")
-    return Construction(**knobs)
-
-
-def _knobs(what: str, found: dict[str, Any], of: type[LearningRule | Construction]) -> dict[str, Any]:
-    """The knobs of a dataclass, none of them unknown; yes and no are no numbers."""
-    known = {field.name: field for field in fields(of)}
-    if unknown := sorted(set(found) - set(known)):
-        raise RuleError(f"unknown knobs of a {what}: {', '.join(map(str, unknown))}; known are {', '.join(known)}")
-    for name, value in found.items():
-        if isinstance(known[name].default, bool) and not isinstance(value, bool):
-            raise RuleError(f"{name}={value!r} must be true or false")
-    return found
+    return Construction.of(found)
 
 
 register_config()

@@ -7,6 +7,7 @@
     generation_config.json           how it generates by default
     README.md                        the model card
 
+Every file of weights has a checksum over its content in its metadata, which is compared where it is there.
 Everything is checked on configuration and headers before a tensor is read. Pickles and code are refused, not skipped.
 """
 
@@ -26,17 +27,19 @@ from transformers.modeling_utils import PreTrainedModel
 
 from tintformer.errors import LoadError, TintError, cause
 from tintformer.integrations.transformers.config import TintConfig
+from tintformer.storage.checksums import write_tensors
+from tintformer.storage.fit import DTYPES, check_shapes, check_tables
+from tintformer.storage.foreign_files import check_model_files, read_foreign_json
+from tintformer.storage.foreign_text import user_path
 from tintformer.storage.safetensors_headers import INDEX, WEIGHTS, SafetensorsHeaders, refuse_adapters
-from tintformer.storage.untrusted import build_on_meta, check_shapes
-from tintformer.storage.whole_files import check_directory, whole_files
+from tintformer.storage.untrusted import build_on_meta, is_finite, read_dtype, refuse_huge_generation
+from tintformer.storage.whole_files import check_directory, check_settled, whole_files
 
 CONFIG, GENERATION, CARD = "config.json", "generation_config.json", "README.md"
 PARAMETERS, BUFFERS = "auxiliary.", "buffers."
 CARD_MARK = "<!-- Written by tintformer; take this line away to keep your own text. -->"
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz")
-_MOST_BUFFERS = 2**30
-"""Bytes of buffers that a configuration may ask for without weights of that size beside it."""
 
 _HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 _WITHOUT_EFFECT = (
@@ -89,18 +92,15 @@ class PretrainedOptions:
 
 
 def _read_dtype(found: Any) -> torch.dtype | None:
-    dtype = getattr(torch, found, found) if isinstance(found, str) and found != "auto" else found
-    if dtype is None or dtype == "auto":
-        return None
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise LoadError(f"dtype={found!r} is not a floating-point type; use torch.float32")
-    return dtype
+    return None if found is None or found == "auto" else read_dtype(found, "dtype")
 
 
 def read_config(directory: Path, asked: PretrainedOptions) -> TintConfig:
     """The configuration of a directory, or the caller's, with the keys that the caller replaces."""
     given = asked.config
     if given is None:
+        if (directory / CONFIG).exists():
+            read_foreign_json(directory / CONFIG)
         try:
             given = TintConfig.from_pretrained(directory, local_files_only=True)
         except TintError:
@@ -117,8 +117,9 @@ def read_config(directory: Path, asked: PretrainedOptions) -> TintConfig:
 
 
 def read_generation(directory: Path) -> GenerationConfig | None:
-    if not (directory / GENERATION).is_file():
+    if not (directory / GENERATION).exists():
         return None
+    refuse_huge_generation(read_foreign_json(directory / GENERATION), str(directory / GENERATION))
     try:
         return GenerationConfig.from_pretrained(directory, local_files_only=True)
     except Exception as error:  # transformers raises whatever its file readers raise
@@ -132,7 +133,8 @@ def fill(model: PreTrainedModel, stored: SafetensorsHeaders) -> None:
     for name, tensor in stored.tensors():
         if name not in places:  # a table of another version of transformers, which this one makes itself
             continue
-        if not bool(torch.isfinite(tensor).all()):
+        read_dtype(tensor.dtype, f"{stored.files[name]}: the dtype of {name}")
+        if not is_finite(tensor):
             raise LoadError(f"{stored.files[name]}: {name} contains NaN or infinity; the file is damaged")
         places[name].data = tensor
 
@@ -168,7 +170,7 @@ def buffers(model: nn.Module) -> dict[str, Tensor]:
 def find_directory(name: str, **hub: Any) -> Path:
     """The directory itself, or a copy of what the hub has under this name: safetensors, JSON and no more."""
     subfolder = hub.pop("subfolder", None) or ""
-    path = Path(name).expanduser()
+    path = user_path(name)
     if not path.exists():
         if name.startswith((".", "/", "~")) or name.count("/") > 1:
             raise LoadError(f"no directory {name}; give one that TintForCausalLM.save_pretrained wrote, or a hub id")
@@ -178,6 +180,7 @@ def find_directory(name: str, **hub: Any) -> Path:
     path = path / subfolder
     if not path.is_dir():
         raise LoadError(f"{path} is no directory; give the one that holds {CONFIG}")
+    check_settled(path)
     return path
 
 
@@ -200,6 +203,7 @@ def check_files(directory: Path) -> None:
     for file in sorted(directory.iterdir()):
         if file.suffix.lower() in _PICKLES:
             raise LoadError(f"{file} may be pickled, and opening it could run anything; only safetensors are read")
+    check_model_files(directory)
     refuse_adapters(directory)
 
 
@@ -213,9 +217,9 @@ def check_fit(config: TintConfig, stored: SafetensorsHeaders, directory: Path) -
         raise LoadError(f"{directory} {kind} {odd[0]}, unlike the model that its {CONFIG} describes")
     buffers = {BUFFERS + name: tuple(buffer.shape) for name, buffer in model.named_buffers()}
     check_shapes(asked | buffers, stored.shapes, str(directory))
-    size = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
-    if size > max(_MOST_BUFFERS, stored.num_bytes):
-        raise LoadError(f"{directory / CONFIG} asks for {size} bytes of tables besides its weights")
+    if odd := sorted(name for name, dtype in stored.dtypes.items() if dtype not in DTYPES):
+        raise LoadError(f"{directory} holds {odd[0]} as {stored.dtypes[odd[0]]}, which is no floating-point weight")
+    check_tables(model, stored.num_bytes, str(directory / CONFIG))
 
 
 def write(
@@ -230,7 +234,6 @@ def write(
     """Write a model; an earlier one in the same place is replaced whole, or left as it was."""
     from huggingface_hub import split_torch_state_dict_into_shards
     from safetensors import SafetensorError
-    from safetensors.torch import save_file
 
     check_directory(directory, [WEIGHTS, INDEX, GENERATION, CONFIG, CARD])
     split = split_torch_state_dict_into_shards(tensors, max_shard_size=max_shard_size)
@@ -242,7 +245,7 @@ def write(
     try:
         with whole_files(directory, names) as new:
             for file, held in split.filename_to_tensors.items():
-                save_file({name: tensors[name].contiguous() for name in held}, new / file, metadata={"format": "pt"})
+                write_tensors(new / file, {name: tensors[name] for name in held}, {"format": "pt"})
             if split.is_sharded:
                 index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
                 (new / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -9,7 +9,7 @@ import copy
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,11 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 
 from tintformer.auxiliary.describe import describe
+from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.validation import check_model
 from tintformer.errors import InputError, LoadError, TintError
-from tintformer.execution.batch import Batch
+from tintformer.execution.arrays import Array, as_optional_tensor, as_tensor
+from tintformer.execution.batch import Batch, LearningMasks, mask_of, token_ids
 from tintformer.execution.engine import Continues
 from tintformer.integrations.transformers import files
 from tintformer.integrations.transformers.cache import TintCache
@@ -31,9 +33,12 @@ from tintformer.integrations.transformers.card import model_card
 from tintformer.integrations.transformers.config import TintConfig
 from tintformer.integrations.transformers.register import register_model
 from tintformer.learning.engine_registry import ENGINES, make_engine
-from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.learning_rule import LearningRule, require_rule
+from tintformer.storage.foreign_text import user_path
 from tintformer.storage.loading import load
 from tintformer.storage.safetensors_headers import read_headers
+from tintformer.storage.saved_configs import checked_settings
+from tintformer.typed_fields import Range, checked
 
 _IGNORED_LABEL = -100
 
@@ -88,6 +93,7 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
         A model object is not changed, and its tensors are shared. `construction` are the knobs of the simulator.
         """
         auxiliary = load(model)
+        require_rule(rule)
         base = _shared(auxiliary.model)
         config = TintConfig(
             auxiliary=base.config,
@@ -104,11 +110,11 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
 
     def forward(
         self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        train_mask: Tensor | None = None,
-        loss_mask: Tensor | None = None,
-        labels: Tensor | None = None,
+        input_ids: Array | None = None,
+        attention_mask: Array | None = None,
+        train_mask: Array | None = None,
+        loss_mask: Array | None = None,
+        labels: Array | None = None,
         past_key_values: TintCache | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
@@ -124,6 +130,8 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
             raise InputError(f"{', '.join(asked)}: not an input of this model")
         if input_ids is None:
             raise InputError("there are no input_ids; embeddings cannot be learnt from")
+        checked("logits_to_keep", logits_to_keep, Annotated[int, Range(at_least=0)], InputError)
+        labels = _labels(labels, self.config)
         cache = self._cache(past_key_values, use_cache)
         if cache is not None and cache.continuation is not None:
             if train_mask is not None or loss_mask is not None:
@@ -131,10 +139,12 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
             train, continuation = None, cache.continuation
             continuation.extend(input_ids, attention_mask)
         else:
-            train = self._training_part(input_ids, attention_mask, train_mask)
-            auxiliary = self.engine.auxiliary
-            batch = Batch.of(auxiliary, input_ids, train_mask=train, attention_mask=attention_mask, loss_mask=loss_mask)
-            continuation = self.engine.begin(batch, keep_cache=cache is not None)
+            engine = self.engine
+            ids = token_ids(input_ids, engine.auxiliary)
+            train = self._training_part(ids, attention_mask, train_mask)
+            given: LearningMasks = {"attention_mask": attention_mask, "loss_mask": loss_mask}
+            batch = Batch.of(engine.auxiliary, ids, train_mask=train, **given)
+            continuation = engine.begin(batch, keep_cache=cache is not None)
             if cache is not None:
                 cache.continuation = continuation
         logits = continuation.logits(None if labels is not None else logits_to_keep or None)
@@ -153,16 +163,16 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
             raise InputError(f"past_key_values is a {type(given).__name__}; give a TintCache, or none")
         return given
 
-    def _training_part(self, input_ids: Tensor, attention_mask: Tensor | None, train_mask: Tensor | None) -> Tensor:
+    def _training_part(self, input_ids: Tensor, attention_mask: Array | None, train_mask: Array | None) -> Tensor:
         """What the caller asks for, or the leading share of every sequence's tokens, at least one."""
         if train_mask is not None:
-            return train_mask
-        attended = torch.ones_like(input_ids) if attention_mask is None else attention_mask.to(input_ids.device)
-        if attended.shape != input_ids.shape:
-            raise InputError(f"attention_mask has shape {tuple(attended.shape)}, input_ids {tuple(input_ids.shape)}")
-        number = attended.bool().cumsum(-1)
+            return mask_of("train_mask", train_mask, input_ids)
+        attended = torch.ones_like(input_ids, dtype=torch.bool)
+        if attention_mask is not None:
+            attended = mask_of("attention_mask", attention_mask, input_ids)
+        number = attended.cumsum(-1)
         trained = (number[..., -1:] * self.config.train_fraction + 1e-6).floor().clamp(min=1)
-        return attended.bool() & (number <= trained)
+        return attended & (number <= trained)
 
     @property
     def engine(self) -> Continues:
@@ -177,15 +187,32 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
         known, given = ENGINES[config.engine].options(), config.construction
         options = {name: given[name] for name in known if name in given}
         key = config.rule, config.engine, options, weights
-        if self._built is None or self._built[0] != key:
-            name = config.base_model or config.auxiliary.model_type
-            auxiliary = describe(self.auxiliary, check_model(self.auxiliary, name), name)
-            engine = make_engine(config.engine, auxiliary, config.rule, **options)
+        if self._built is None or self._built[0] != key or self._built[1].auxiliary.has_changed():
+            engine = make_engine(config.engine, self._describe(), config.rule, **options)
             assert isinstance(engine, Continues), "the configuration is checked for it"
             self._built = key, engine  # in a tuple, so that a simulator is no submodule
         return self._built[1]
 
+    def _describe(self) -> Auxiliary:
+        name = self.config.base_model or self.config.auxiliary.model_type
+        return describe(self.auxiliary, check_model(self.auxiliary, name), name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_built": None}  # built again from the copy's own weights
+
     # Generation.
+
+    def generate(self, inputs: Any = None, *others: Any, **options: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Learn from the prompt and continue it, by transformers' own `generate` and its options."""
+        # There, whatever is no tensor fails somewhere in the middle.
+        for name in ("input_ids", "attention_mask", "train_mask", "loss_mask"):
+            if name in options:
+                options[name] = as_optional_tensor(name, options[name])
+        if (prompt := options.pop("input_ids", inputs)) is None:
+            raise InputError("there are no input_ids; give a prompt to learn from and to continue")
+        prompt = token_ids(prompt, self.engine.auxiliary)
+        parent: Any = super()
+        return parent.generate(prompt, *others, **options)
 
     def _prepare_cache_for_generation(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -254,6 +281,7 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
         self.config.check()
         self.config.architectures = [type(self).__name__]
         self.config.auxiliary.dtype = self.config.dtype = self.auxiliary.dtype
+        checked_settings(self._describe())
         named = {files.PARAMETERS + name: tensor for name, tensor in self.auxiliary.named_parameters()}
         buffers = {files.BUFFERS + name: tensor for name, tensor in files.buffers(self.auxiliary).items()}
         files.write(
@@ -318,7 +346,20 @@ def _shared(model: Any) -> PreTrainedModel:
 
 def _public_name(name: str) -> str:
     """A hub id or a bundled name as it is; of a path its last part, because cards are published."""
-    return Path(name).name if Path(name).expanduser().exists() or name.startswith((".", "/", "~")) else name
+    return Path(name).name if user_path(name).exists() or name.startswith((".", "/", "~")) else name
+
+
+def _labels(labels: Any, config: TintConfig) -> Tensor | None:
+    """What the loss is taken of: token ids, or -100."""
+    if labels is None:
+        return None
+    found = as_tensor("labels", labels)
+    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+        raise InputError(f"labels has dtype {found.dtype}; it must be whole numbers (torch.long)")
+    size, found = config.auxiliary.vocab_size, found.long()
+    if bool(((found != _IGNORED_LABEL) & ((found < 0) | (found >= size))).any()):
+        raise InputError(f"labels holds other ids than those of the vocabulary of {size}, and {_IGNORED_LABEL}")
+    return found
 
 
 def _mean_loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -168,27 +169,27 @@ def linear_as_softmax(form: str, epsilon: float) -> Weigh:
     that see all tokens alike; `pair` takes the difference of two softmaxes at +epsilon and -epsilon, in which the
     constant cancels, and with it every error of even order.
     """
+    return partial({"printed": _printed, "pair": _pair}[form], epsilon)  # which a pickle can hold, unlike a closure
 
-    extra_score = -2 * math.log(epsilon)
 
-    def weights_of(scores: Tensor, mask: Tensor | None, extra: float) -> Tensor:
-        if mask is not None:
-            scores = scores.expand(torch.broadcast_shapes(scores.shape, mask.shape))
-            # A linear mask multiplies; under a softmax, a hidden token must have no weight, not the score zero.
-            scores = scores.masked_fill(mask == 0, torch.finfo(scores.dtype).min)
-        token = scores.new_full((*scores.shape[:-1], 1), extra)
-        return torch.cat((scores, token), dim=-1).softmax(-1)[..., :-1]
+def _weights_of(scores: Tensor, mask: Tensor | None, extra: float) -> Tensor:
+    if mask is not None:
+        scores = scores.expand(torch.broadcast_shapes(scores.shape, mask.shape))
+        # A linear mask multiplies; under a softmax, a hidden token must have no weight, not the score zero.
+        scores = scores.masked_fill(mask == 0, torch.finfo(scores.dtype).min)
+    token = scores.new_full((*scores.shape[:-1], 1), extra)
+    return torch.cat((scores, token), dim=-1).softmax(-1)[..., :-1]
 
-    def printed(scores: Tensor, mask: Tensor | None) -> list[Term]:
-        # The heads H + h of the proof: weight 1 / (T + 1) on all tokens, times (T + 1) / epsilon in the output map.
-        uniform = weights_of(torch.zeros_like(scores), mask, 0.0)
-        visible = float(scores.shape[-1]) if mask is None else (mask != 0).sum(-1, keepdim=True)
-        seen = weights_of(epsilon * scores, mask, extra_score)
-        return [(seen, epsilon**-3), (uniform * (visible + 1), -1 / epsilon)]
 
-    def pair(scores: Tensor, mask: Tensor | None) -> list[Term]:
-        # Not in the paper. The proof's constant 1 / epsilon is far larger than the scores, and costs their digits.
-        ahead, behind = (weights_of(sign * epsilon * scores, mask, extra_score) for sign in (1, -1))
-        return [(ahead, epsilon**-3 / 2), (behind, -(epsilon**-3) / 2)]
+def _printed(epsilon: float, scores: Tensor, mask: Tensor | None) -> list[Term]:
+    # The heads H + h of the proof: weight 1 / (T + 1) on all tokens, times (T + 1) / epsilon in the output map.
+    uniform = _weights_of(torch.zeros_like(scores), mask, 0.0)
+    visible = float(scores.shape[-1]) if mask is None else (mask != 0).sum(-1, keepdim=True)
+    seen = _weights_of(epsilon * scores, mask, -2 * math.log(epsilon))
+    return [(seen, epsilon**-3), (uniform * (visible + 1), -1 / epsilon)]
 
-    return {"printed": printed, "pair": pair}[form]
+
+def _pair(epsilon: float, scores: Tensor, mask: Tensor | None) -> list[Term]:
+    # Not in the paper. The proof's constant 1 / epsilon is far larger than the scores, and costs their digits.
+    ahead, behind = (_weights_of(sign * epsilon * scores, mask, -2 * math.log(epsilon)) for sign in (1, -1))
+    return [(ahead, epsilon**-3 / 2), (behind, -(epsilon**-3) / 2)]

@@ -1,0 +1,152 @@
+# pyright: basic
+"""Every option of every command with values that nobody means: one line, exit code 2, nothing written, no traceback.
+
+Commands and options are found in the command line itself, so that new ones are attacked too; a new command needs a line
+in `BASES` that works.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import pytest
+from praise import save_task
+from tiny import TEXT, save_model
+
+from tintformer.cli import main
+from tintformer.cli.app import app
+
+RATE = ["--learning-rate", "1e-4"]
+ONE = ["--methods", "auxiliary"]
+FEW_BLOCKS = ["--length", "32", "--blocks", "2", "--tuning", "1", *RATE, *ONE]
+FEW_TESTS = ["--tests", "2", "--tuning", "2", "--seeds", "0", *RATE, *ONE]
+BASES: dict[str, list[str] | None] = {
+    "demo": None,  # takes an output alone, which test_bad_input_commands.py attacks
+    "run": ["MODEL", TEXT, *RATE],
+    "report": ["MODEL", TEXT, "--no-cosine", "-o", "OUT", *RATE],
+    "adapt": ["MODEL", TEXT, "-o", "OUT", *RATE],
+    "build": ["MODEL", "-o", "OUT", *RATE],
+    "params": ["MODEL", "--layout", "lean"],
+    "plan": ["MODEL", "--tokens", "16"],
+    "inspect": ["MODEL", TEXT, *RATE],
+    "verify": ["MODEL", TEXT, "--tokens", "8", "--no-theorems", "--preset", "default", *RATE],
+    "models": [],
+    "fetch": [],
+    "bench": None,  # its numbers take seconds each; test_bench.py
+    "lm-eval": None,  # its options are the harness's
+    "eval lm": ["MODEL", "TEXTS", "--shares", "0.5", "-o", "OUT", *FEW_BLOCKS],
+    "eval icl": ["MODEL", "TASK", "-o", "OUT", *FEW_TESTS],
+    "eval table": ["OUT"],
+    "eval list": [],
+    "eval table-lm": ["--model", "MODEL", "--data", "TEXTS", "-o", "OUT", *FEW_BLOCKS],
+    "eval table-icl": ["--model", "MODEL", "--data", "HERE", "--tasks", "TASK", "-o", "OUT", *FEW_TESTS],
+    "eval table-settings": ["--model", "MODEL", "--data", "HERE", "--tasks", "TASK", "-o", "OUT", *FEW_TESTS],
+}
+NUMBERS = ("-1", "nan", "9" * 30, "\udcff")
+TEXTS = ("../[bold]\x1b[31m\udcff\0" + "x" * 500, "")
+
+
+def commands(of: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    for command in of.registered_commands:
+        yield " ".join((*path, command.name)), command.callback
+    for group in of.registered_groups:
+        yield from commands(group.typer_instance, (*path, group.name))
+
+
+COMMANDS = dict(commands(app))
+
+
+def options(command: str) -> Iterator[tuple[str, type]]:
+    """The options of a command that take a number or a text, and which."""
+    for name, hint in get_type_hints(COMMANDS[command], include_extras=True).items():
+        if get_origin(hint) is not Annotated:
+            continue
+        hint, info = get_args(hint)[:2]
+        if getattr(info, "rich_help_panel", None) == "Learning rule" and command != "run":
+            continue  # one piece of code for all commands: `run` stands for them
+        kind = next((each for each in get_args(hint) if each is not type(None)), hint)
+        flags = [flag for flag in getattr(info, "param_decls", None) or () if flag.startswith("--")]
+        if type(info).__name__ == "OptionInfo" and kind in (int, float, str):
+            yield (flags or [f"--{name.replace('_', '-')}"])[0], kind
+
+
+def test_every_command_is_attacked() -> None:
+    assert set(BASES) == set(COMMANDS)
+    assert {flag for flag, _ in options("plan")} >= {"--tokens", "--batch", "--memory", "--device"}
+    assert dict(options("run"))["--steps"] is int and dict(options("eval lm"))["--learning-rate"] is str
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    here = tmp_path_factory.mktemp("here")
+    save_model(here / "MODEL")
+    save_task(here / "task")
+    (here / "TEXTS").write_text(TEXT * 20, encoding="utf-8")
+    return here
+
+
+class Attack:
+    """Runs `tint` in this process and looks at what it leaves."""
+
+    def __init__(self, here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+        self.here, self.monkeypatch, self.capfd = here, monkeypatch, capfd
+        monkeypatch.chdir(here)
+        for name, value in {"HF_HUB_OFFLINE": "1", "TINTFORMER_CACHE": str(here / "cache")}.items():
+            monkeypatch.setenv(name, value)
+
+    def files(self) -> set[Path]:
+        return {path for path in self.here.rglob("*") if "OUT" not in path.parts}
+
+    def __call__(self, *words: str) -> tuple[Any, str, str]:
+        places = {"TASK": "task/praise.yaml", "HERE": "."}
+        self.monkeypatch.setattr(sys, "argv", ["tint", *(places.get(word, word) for word in words)])
+        self.capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = self.capfd.readouterr()
+        return ended.value.code, printed.out, printed.err
+
+    def check(self, *words: str) -> None:
+        before = self.files()
+        code, out, err = self(*words)
+        shown = f"{[word[:40] for word in words]}: {err[:500]}"
+        assert code in (0, 2), shown
+        if code == 2:
+            assert err.startswith(("tint: ", "Usage: ")), shown
+            assert err.startswith("Usage: ") or (err.count("\n") == 1 and len(err) < 1200), shown
+            assert not (self.here / "OUT").exists(), shown
+        assert "\x1b" not in out + err and "Traceback" not in err, shown
+        assert self.files() == before, shown
+        if (self.here / "OUT").is_dir():
+            shutil.rmtree(self.here / "OUT")
+        (self.here / "OUT").unlink(missing_ok=True)
+
+
+@pytest.fixture
+def attack(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Attack:
+    return Attack(here, monkeypatch, capfd)
+
+
+@pytest.mark.parametrize("command", [command for command, base in BASES.items() if base is not None])
+def test_values_that_nobody_means(attack: Attack, command: str) -> None:
+    base = BASES[command]
+    assert base is not None
+    for flag, kind in options(command):
+        for value in TEXTS if kind is str else NUMBERS:
+            at = base.index(flag) if flag in base else len(base)
+            attack.check(*command.split(), *base[:at], flag, value, *base[at + 2 :])
+
+
+@pytest.mark.parametrize("rate", ["1e308", "nan", "inf", "-inf", "-1", "-1e308", "1e400", "", "1,2", "٣e400", "\udcff"])
+@pytest.mark.parametrize("command", ["run", "report", "adapt", "build", "inspect", "plan", "verify"])
+def test_rates_that_nobody_means(attack: Attack, command: str, rate: str) -> None:
+    base = [word for word in BASES[command] or () if word not in RATE]
+    if rate == "1e308" and command in ("build", "plan", "inspect"):
+        pytest.skip("nothing is learnt there, so that nothing diverges")
+    code, _, err = attack(command, *base, "--learning-rate", rate)
+    assert code == 2 and err.startswith(("tint: ", "Usage: ")), err
+    assert not (attack.here / "OUT").exists()

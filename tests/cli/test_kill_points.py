@@ -1,0 +1,63 @@
+# pyright: basic
+"""Every command and save that writes, struck by kills, interrupts and full disks: `kills`, on the table `writers`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from conftest import ROOT
+from patience import PATIENCE
+from writers import READERS, WRITERS
+
+from tintformer.cli.app import app
+
+SHORT = [
+    *(f"reads: {name}" for name in READERS),
+    *("adapt", "build", "report", "eval lm", "fetch", "fetch: rows", "Simulator.save_pretrained"),
+    *("TintForCausalLM.save_pretrained", "RecordStore.save", "tintbench studies"),
+]
+"""What is struck in every run of the tests; the sweep does all."""
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="what a process touches is found out through /proc")
+
+
+def commands(group: object, before: str = "") -> set[str]:
+    found: set[str] = set()
+    for name, each in group.commands.items():  # pyright: ignore[reportAttributeAccessIssue]
+        found |= commands(each, f"{before}{name} ") if hasattr(each, "commands") else {f"{before}{name}"}
+    return found
+
+
+def test_every_command_is_in_the_table() -> None:
+    known = {writer.name for writer in WRITERS} | set(READERS)
+    missing = commands(typer.main.get_command(app)) - known
+    assert not missing, f"add {missing} to WRITERS or READERS of tests/writers.py"
+
+
+def strike(folder: Path, *words: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / "kills.py"), str(folder), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment)
+    assert done.returncode == 0, done.stderr
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    chosen = set(words[1:]) or {*(writer.name for writer in WRITERS), *(f"reads: {name}" for name in READERS)}
+    assert {result["writer"] for result in results} == chosen
+    failures = {result["writer"]: result["failures"] for result in results if result["failures"]}
+    assert not failures, json.dumps(failures, indent=1)
+
+
+@linux
+def test_old_or_new_stands_after_a_sample_of_faults(tmp_path: Path) -> None:
+    strike(tmp_path, "12", *SHORT)
+
+
+@linux
+@pytest.mark.sweep
+def test_old_or_new_stands_after_every_fault(tmp_path: Path) -> None:
+    strike(tmp_path, "all")
