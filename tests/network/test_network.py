@@ -3,15 +3,24 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from cases import assert_same, call, covering, make_batch, make_config, make_model, make_rule
+from patience import PATIENCE
+from safetensors.torch import load_file
 
 import tintformer as tint
+from tintformer.execution.batch import Batch
 from tintformer.network.network_engine import NetworkEngine
+from tintformer.simulator import checkpoint
 
 FAMILIES = ["gpt2", "llama-grouped", "bloom", "qwen3", "gptj"]
 FORMS: dict[str, dict[str, Any]] = {
@@ -114,3 +123,66 @@ def test_a_norm_without_epsilon_is_refused() -> None:
     config.layer_norm_epsilon = 0.0
     with pytest.raises(tint.TintError, match="epsilon"):
         tint.compile(transformers.GPT2LMHeadModel(config).double(), make_rule("default"), max_tokens=8)
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs"), [("gpt2", {}), ("qwen3", {"stack": 2, "loop": True}), ("opt-bare", {"dense": True})]
+)
+def test_saved_and_loaded_in_another_process(name: str, knobs: dict[str, Any], tmp_path: Path) -> None:
+    batch, network = make_batch(), tint.compile(make_model(name), make_rule("full"), max_tokens=11, **knobs)
+    network.save_pretrained(tmp_path / "network")
+    script = (
+        "import sys, torch, tintformer as tint\n"
+        "from safetensors.torch import save_file\n"
+        "network = tint.Network.from_pretrained(sys.argv[1])\n"
+        "save_file({f'{i}': p.detach().clone() for i, p in enumerate(network.parameters())}, sys.argv[2])\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path / "network"), str(tmp_path / "parameters")]
+    subprocess.run(command, check=True, timeout=PATIENCE)
+    stored = load_file(tmp_path / "parameters")
+    assert len(stored) == len(list(network.parameters()))
+    assert all(torch.equal(stored[f"{i}"], parameter) for i, parameter in enumerate(network.parameters()))
+    again = tint.Network.from_pretrained(tmp_path / "network")
+    assert (again.settings, again.rule, again.frame) == (network.settings, network.rule, network.frame)
+    checked = Batch.of(network.auxiliary, **batch)
+    with torch.no_grad():
+        expected, found = (each(checked.input_ids, each.flags(checked)) for each in (network, again))
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda config: config["network"].update(depth=3), "other settings of a network"),
+        (lambda config: config["network"].update(max_tokens=0), "cannot be compiled: max_tokens=0"),
+        (lambda config: config.update(network=7), "other settings of a network"),
+        (lambda config: config.pop("network"), "lacks network"),
+    ],
+)
+def test_odd_settings_are_refused(change: Any, message: str, tmp_path: Path) -> None:
+    network = tint.compile(make_model("gpt2"), make_rule("default"), max_tokens=8)
+    network.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    change(config)
+    checkpoint.write(tmp_path, network.auxiliary, network.rule, {k: config[k] for k in ("network",) if k in config}, {})
+    with pytest.raises(tint.LoadError, match=message):
+        tint.Network.from_pretrained(tmp_path)
+
+
+def test_a_network_and_a_simulator_are_not_mistaken_for_each_other(tmp_path: Path) -> None:
+    tint.compile(make_model("gpt2"), make_rule("default"), max_tokens=8).save_pretrained(tmp_path / "network")
+    tint.build(make_model("gpt2"), make_rule("default")).save_pretrained(tmp_path / "simulator")
+    with pytest.raises(tint.LoadError, match="holds a compiled network"):
+        tint.Simulator.from_pretrained(tmp_path / "network")
+    with pytest.raises(tint.LoadError, match="lacks network"):
+        tint.Network.from_pretrained(tmp_path / "simulator")
+
+
+def test_changed_weights_are_noticed() -> None:
+    model = copy.deepcopy(make_model("gpt2"))
+    sim = tint.Tint(model, make_rule("default"), engine="network")
+    call(sim, make_batch())
+    with torch.no_grad():
+        model.transformer.h[0].mlp.c_fc.weight.mul_(2)
+    with pytest.raises(tint.TintError, match="compile it again"):
+        call(sim, make_batch())

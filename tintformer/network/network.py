@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +15,7 @@ from torch.nn import functional
 
 from tintformer.auxiliary.description import Auxiliary, ops
 from tintformer.auxiliary.ops import Norm, Weight
-from tintformer.errors import InputError
+from tintformer.errors import InputError, LoadError, TintError
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch
 from tintformer.execution.engine import parameter_updates
@@ -24,7 +27,7 @@ from tintformer.network.layers import Quantity
 from tintformer.network.stream import Frame, Stream
 from tintformer.rule.attention import rotation
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.simulator import prefix
+from tintformer.simulator import checkpoint, prefix
 from tintformer.simulator.geometry import DEFAULT_STACK
 from tintformer.simulator.primitives.tokenwise import FeedForward, Table, constant
 from tintformer.simulator.simulator import Simulator, build
@@ -146,7 +149,10 @@ class Network(nn.Module):
         super().__init__()
         _check(auxiliary, rule, max_tokens, dense=dense, loop=loop, before=before)
         self.auxiliary, self.rule, self.dense = auxiliary, rule, dense
+        self.settings = {"max_tokens": max_tokens, "stack": stack, "dense": dense, "loop": loop, "before": before}
+        """How it was compiled."""
         simulator = build(auxiliary, rule, stack=stack)
+        self._copied = simulator.copied_weights
         self.dtype, self.geometry, self.wired = simulator.dtype, simulator.geometry, simulator.wired
         compiler = Compiler(simulator, num_tokens=max_tokens)
         num_loops = rule.steps if loop else 1
@@ -182,6 +188,38 @@ class Network(nn.Module):
         for layer in self.layers:
             e = layer(e)
         return e
+
+    def require_current(self) -> None:
+        """Refuse to go on where the auxiliary's weights, of which the prefix holds copies, have changed."""
+        if self._copied.changed():
+            raise TintError(
+                f"the weights of {self.auxiliary.name} have changed since the network was compiled, which holds them "
+                "in prefix tokens; compile it again"
+            )
+
+    def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
+        """Write the auxiliary's weights, the rule and how the network was compiled."""
+        checkpoint.write(Path(directory), self.auxiliary, self.rule, {"network": self.settings}, {})
+
+    @classmethod
+    def from_pretrained(cls, directory: str | os.PathLike[str]) -> Network:
+        """Read what `save_pretrained` wrote; the layers are compiled again, the same ones bit by bit."""
+        path = Path(directory)
+        config, auxiliary, rule, tensors = checkpoint.read(path, ("network",))
+        settings = config["network"]
+        known = inspect.signature(cls).parameters.keys() - {"auxiliary", "rule"}
+        if not isinstance(settings, dict) or settings.keys() != known:
+            raise LoadError(
+                f"{path / checkpoint.CONFIG} has other settings of a network than {', '.join(sorted(known))}"
+            )
+        if any(name.startswith(checkpoint.STRUCTURE) for name in tensors):
+            raise LoadError(f"{path / checkpoint.WEIGHTS} holds constructed tensors, which a network does not store")
+        try:
+            return cls(auxiliary, rule, **settings)
+        except TintError as error:
+            raise LoadError(
+                f"{path / checkpoint.CONFIG} describes a network that cannot be compiled: {error}"
+            ) from error
 
     def flags(self, batch: Batch) -> Flags:
         """What enters beside the token ids of a batch of `max_tokens` tokens."""

@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from tintformer.auxiliary.description import Auxiliary
-from tintformer.errors import DivergenceError, InputError
+from tintformer.engines.reference import check_stream
+from tintformer.errors import InputError
 from tintformer.execution.batch import Batch
+from tintformer.execution.engine import undisturbed
 from tintformer.execution.output import EngineResult, predict
 from tintformer.network.network import Network
 from tintformer.rule.learning_rule import LearningRule
@@ -38,6 +40,7 @@ class NetworkEngine:
             )
         return self.networks[key]
 
+    @undisturbed
     @torch.no_grad()
     def run(self, batch: Batch, *, logits_at: Bool[Tensor, "B T"] | None, before: bool) -> EngineResult:
         """Train every sequence on its own, then predict."""
@@ -49,13 +52,13 @@ class NetworkEngine:
                 f"max_tokens={length}, or shorten the text"
             )
         network = self.network(num_tokens, before=before)
+        network.require_current()
         padded = batch.padded(num_tokens)
         if logits_at is not None:
             logits_at = functional.pad(logits_at, (0, num_tokens - length))
         e = network.run(padded.input_ids, network.flags(padded))
         after = network.head.read(e)
-        if not bool(torch.isfinite(after.sum())):
-            raise DivergenceError.at("the stream at the head", self.rule.learning_rate)
+        check_stream(after, self.auxiliary, self.rule, padded)
         return EngineResult(
             after=predict(padded, after, logits_at, network.head.unit),
             before=None

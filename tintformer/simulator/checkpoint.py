@@ -44,13 +44,28 @@ AUXILIARY, STRUCTURE = "auxiliary.", "simulator."
 
 def save(simulator: Simulator, directory: str | os.PathLike[str], *, full: bool = False) -> Path:
     """Write a simulator; `full` adds the constructed tensors, which others may want to read without this package."""
+    more = {f"{STRUCTURE}{name}": tensor for name, tensor in _constructed(simulator).items()} if full else {}
+    settings = {"construction": asdict(simulator.construction), "full": full}
+    return write(Path(directory), simulator.auxiliary, simulator.rule, settings, more)
+
+
+def write(
+    target: Path, auxiliary: Auxiliary, rule: LearningRule, settings: dict[str, Any], more: dict[str, Tensor]
+) -> Path:
+    """Write an auxiliary with its rule, how it is built upon, and further tensors."""
     from safetensors import SafetensorError
 
-    target = Path(directory)
-    config = _config(simulator, full=full)
-    tensors = {f"{AUXILIARY}{name}": tensor for name, tensor in _state(simulator.auxiliary.model).items()}
-    if full:
-        tensors |= {f"{STRUCTURE}{name}": tensor for name, tensor in _constructed(simulator).items()}
+    config = {
+        "model_type": "tint",
+        "format": SIMULATOR_FORMAT,
+        "version": __version__,
+        "name": auxiliary.name,
+        "dtype": str(auxiliary.dtype).removeprefix("torch."),
+        "auxiliary": checked_settings(auxiliary),
+        "learning_rule": asdict(rule),
+        **settings,
+    }
+    tensors = {f"{AUXILIARY}{name}": tensor for name, tensor in _state(auxiliary.model).items()} | more
     try:
         with whole_files(target, (WEIGHTS, CONFIG)) as folder:
             metadata = {"format": SIMULATOR_FORMAT, "config": _hash(config), "version": __version__}
@@ -66,38 +81,35 @@ def load(directory: str | os.PathLike[str]) -> Simulator:
     from tintformer.simulator.simulator import Simulator
 
     path = Path(directory)
-    check_settled(path)
-    config = _read_config(path)
-    metadata, tensors = _read_tensors(path / WEIGHTS)
-    if metadata.get("config") != _hash(config):
-        raise LoadError(f"{path / WEIGHTS} was written with another {CONFIG}: the two files do not belong together")
-    known = (AUXILIARY, STRUCTURE) if config["full"] else (AUXILIARY,)
-    if odd := [name for name in tensors if not name.startswith(known)]:
-        raise LoadError(f"{path / WEIGHTS} holds {odd[0]!r:.80}, which is no part of the simulator of its {CONFIG}")
-    auxiliary = _rebuild_auxiliary(config, tensors, path)
+    config, auxiliary, rule, tensors = read(path, ("construction", "full"))
+    if not isinstance(config["full"], bool):
+        raise LoadError(f"{path / CONFIG} has full={config['full']!r:.40}, which must be a bool")
+    stored = {name[len(STRUCTURE) :]: tensor for name, tensor in tensors.items() if name.startswith(STRUCTURE)}
+    if stored and not config["full"]:
+        raise LoadError(f"{path / WEIGHTS} holds constructed tensors, of which its {CONFIG} says nothing")
     try:
-        rule, construction = LearningRule.of(config["learning_rule"]), Construction.of(config["construction"])
-        simulator = Simulator(auxiliary, rule, construction)
+        simulator = Simulator(auxiliary, rule, Construction.of(config["construction"]))
     except TintError as error:
         raise LoadError(f"{path / CONFIG} describes a simulator that cannot be built here: {error}") from error
-    stored = {name[len(STRUCTURE) :]: tensor for name, tensor in tensors.items() if name.startswith(STRUCTURE)}
     if config["full"]:
         _check_structure(stored, _constructed(simulator), path / WEIGHTS)
     return simulator
 
 
-def _config(simulator: Simulator, *, full: bool) -> dict[str, Any]:
-    return {
-        "model_type": "tint",
-        "format": SIMULATOR_FORMAT,
-        "version": __version__,
-        "name": simulator.auxiliary.name,
-        "dtype": str(simulator.auxiliary.dtype).removeprefix("torch."),
-        "auxiliary": checked_settings(simulator.auxiliary),
-        "learning_rule": asdict(simulator.rule),
-        "construction": asdict(simulator.construction),
-        "full": full,
-    }
+def read(path: Path, settings: tuple[str, ...]) -> tuple[dict[str, Any], Auxiliary, LearningRule, dict[str, Tensor]]:
+    """What `write` wrote: the configuration, which must have these settings, the auxiliary, its rule, all tensors."""
+    check_settled(path)
+    config = _read_config(path, settings)
+    metadata, tensors = _read_tensors(path / WEIGHTS)
+    if metadata.get("config") != _hash(config):
+        raise LoadError(f"{path / WEIGHTS} was written with another {CONFIG}: the two files do not belong together")
+    if odd := [name for name in tensors if not name.startswith((AUXILIARY, STRUCTURE))]:
+        raise LoadError(f"{path / WEIGHTS} holds {odd[0]!r:.80}, which is no part of what its {CONFIG} describes")
+    auxiliary = _rebuild_auxiliary(config, tensors, path)
+    try:
+        return config, auxiliary, LearningRule.of(config["learning_rule"]), tensors
+    except TintError as error:
+        raise LoadError(f"{path / CONFIG} describes a rule that cannot be followed here: {error}") from error
 
 
 def _hash(config: dict[str, Any]) -> str:
@@ -121,7 +133,7 @@ def _constructed(simulator: Simulator) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in _parameters(simulator).items() if not name.startswith(tables)}
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def _read_config(path: Path, settings: tuple[str, ...]) -> dict[str, Any]:
     if not path.is_dir():
         raise LoadError(f"no directory {path}; `tint build MODEL -o DIR` writes one")
     if not (path / CONFIG).exists():
@@ -131,12 +143,13 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or config.get("format") != SIMULATOR_FORMAT:
         found = config.get("model_type") if isinstance(config, dict) else type(config).__name__
         raise LoadError(f"{path / CONFIG} describes no simulator (model_type {found!r}); build one with `tint build`")
-    missing = sorted({"auxiliary", "learning_rule", "construction", "dtype", "name", "full"} - set(config))
+    if "network" in config and "network" not in settings:
+        raise LoadError(f"{path} holds a compiled network; open it with tintformer.Network.from_pretrained")
+    missing = sorted({"auxiliary", "learning_rule", "dtype", "name", *settings} - set(config))
     if missing:
         raise LoadError(f"{path / CONFIG} lacks {', '.join(missing)}")
-    for name, kind in (("name", str), ("full", bool)):
-        if not isinstance(config[name], kind):
-            raise LoadError(f"{path / CONFIG} has {name}={config[name]!r:.40}, which must be a {kind.__name__}")
+    if not isinstance(config["name"], str):
+        raise LoadError(f"{path / CONFIG} has name={config['name']!r:.40}, which must be a str")
     return config
 
 

@@ -74,7 +74,7 @@ class Simulator(nn.Module, Watchable):
         self.structure = nn.ModuleDict(structure.modules)
         self._keys = structure.keys
         self.prefix = nn.ParameterDict()
-        self._copied = CopiedWeights(list(auxiliary.model.parameters()))
+        self.copied_weights = CopiedWeights(list(auxiliary.model.parameters()))
         self._write_prefix()
         self._build_ends()
 
@@ -128,7 +128,7 @@ class Simulator(nn.Module, Watchable):
 
     def _require_current(self) -> None:
         # Prefix tokens hold copies, tables the model's own memory: after a change it would be neither old nor new.
-        if self._copied.changed():
+        if self.copied_weights.changed():
             raise TintError(
                 f"the weights of {self.auxiliary.name} have changed since the simulator was built, which holds them in "
                 "prefix tokens; build it again"
