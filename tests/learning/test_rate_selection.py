@@ -159,8 +159,8 @@ def test_rates_below_the_start_are_found(monkeypatch: pytest.MonkeyPatch) -> Non
         (1, {}, r"row 0 has 1 training tokens"),
         (20, {"loss_mask": torch.arange(128)[None] == 1}, r"row 0 has 1 training targets .* 0 in the last fifth"),
         (20, {"grid": []}, "must hold finite rates above 0"),
-        (20, {"grid": [0.0, 1.0]}, "must hold finite rates above 0"),
-        (20, {"grid": [math.nan]}, "must hold finite rates above 0"),
+        (20, {"grid": [0.0, 1.0]}, "must be a finite number above 0"),
+        (20, {"grid": [math.nan]}, "must be a finite number above 0"),
         (20, {"engine": "steam"}, "engine='steam' is unknown"),
     ],
 )
