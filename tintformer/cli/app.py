@@ -12,6 +12,7 @@ from tintformer.cli import (
     build,
     demo,
     evaluate,
+    export,
     fetch,
     inspect,
     lm_eval,
@@ -36,6 +37,7 @@ app.command("run")(run.run)
 app.command("report")(report.report)
 app.command("adapt")(adapt.adapt)
 app.command("build")(build.build)
+app.command("export")(export.export)
 app.command("params")(params.params)
 app.command("plan")(plan.plan)
 app.command("inspect")(inspect.inspect)

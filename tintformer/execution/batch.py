@@ -238,6 +238,11 @@ class Batch:
         return result
 
     @cached_property
+    def segment_ranks(self) -> Int[Tensor, "B T"]:
+        """Segments by the order of their ids, from 0: small numbers, whatever the user's are."""
+        return torch.unique(self.segment_ids, return_inverse=True)[1]
+
+    @cached_property
     def num_reached(self) -> int:
         """Tokens up to the last that a training target is predicted from: the loss depends on no later one."""
         reached = self.train_positions.any(0).nonzero()
@@ -279,6 +284,47 @@ class Batch:
         # NaN at padding would spread by sums over tokens.
         hidden = ~self.visible(window, first=first)
         return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, torch.finfo(dtype).min)
+
+
+class TracedBatch(Batch):
+    """A batch whose numbers are unknown while its pass is traced: every shape is the same whatever they are.
+
+    One segment a sequence, with padding anywhere; nothing is checked.
+    """
+
+    @classmethod
+    def of_masks(cls, input_ids: Tensor, attention_mask: Tensor, train_mask: Tensor) -> TracedBatch:
+        """From masks of 0 and 1."""
+        attended = attention_mask != 0
+        train = attended & (train_mask != 0)
+        return cls(
+            input_ids=input_ids,
+            attention_mask=attended,
+            segment_ids=torch.zeros_like(input_ids),
+            train_mask=train,
+            loss_mask=attended,
+            score_mask=attended & ~train,
+        )
+
+    @cached_property
+    def predicts(self) -> Bool[Tensor, "B T"]:
+        return self.attention_mask & functional.pad(self.attention_mask[:, 1:], (0, 1))
+
+    @cached_property
+    def distances(self) -> Int[Tensor, "B T"]:
+        attended = self.attention_mask.long()
+        return (attended.cumsum(1) - 1) * attended
+
+    @cached_property
+    def segment_ranks(self) -> Int[Tensor, "B T"]:
+        return self.segment_ids
+
+    @cached_property
+    def num_reached(self) -> int:
+        return self.input_ids.shape[1]
+
+    def is_plain(self) -> bool:
+        return False
 
 
 def _integers(name: str, value: Tensor) -> Tensor:

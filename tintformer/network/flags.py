@@ -58,10 +58,9 @@ class Flags:
     def of(cls, batch: Batch, *, mean: bool) -> Flags:
         """From a checked batch."""
         attended, shared = batch.attention_mask, batch.attention_mask & (batch.segment_ids == SHARED)
-        # Ranks, because squares of a user's own numbers might not be exact.
-        ranks = torch.unique(batch.segment_ids, return_inverse=True)[1]
         alone = -2 - torch.arange(attended.shape[1], device=attended.device)
-        segment = torch.where(attended, torch.where(shared, SHARED, ranks), alone)
+        # Ranks, because squares of a user's own numbers might not be exact.
+        segment = torch.where(attended, torch.where(shared, SHARED, batch.segment_ranks), alone)
         return cls(
             loss_weight=loss_weight(batch.train_positions, mean=mean),
             segment=segment,

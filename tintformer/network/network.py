@@ -227,6 +227,10 @@ class Network(nn.Module):
 
     def updates(self, e: Any, row: int = 0) -> dict[str, Tensor]:
         """What one sequence has learnt, read from the prefix tokens: updates by Hugging Face name."""
+        return parameter_updates(self.learnt(e, row), self.auxiliary, self.rule)
+
+    def learnt(self, e: Any, row: int = 0) -> dict[Weight, Tensor]:
+        """The same by weight."""
         stream = Stream.unpack(e, self.frame) if self.dense else e
         found: dict[Weight, Tensor] = {}
         for number, (name, shape) in enumerate(self.shapes.items()):
@@ -234,7 +238,7 @@ class Network(nn.Module):
             if len(after) > row:  # prefix tokens that all sequences share have not learnt
                 change = weights.from_block(after[row, None] - before, shape, self.geometry)
                 found.update(prefix.read(self.wired[name], change, self.geometry))
-        return parameter_updates(found, self.auxiliary, self.rule)
+        return found
 
     def _densify(self, embed: Embed) -> None:
         """Every map a full matrix over the whole stream, every attention over all tokens."""

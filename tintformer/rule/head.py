@@ -45,21 +45,32 @@ def loss_gradient(
     """
     # Only where a target is: with a large vocabulary these products are a third of the work of a small model.
     dx = torch.zeros_like(x)
-    at = x[train_positions]
-    # E^T onehot is a row of E, looked up. The paper takes the next token's embedding for it: the same where head and
-    # embedding are tied, and the head's row is what the loss has where they are not.
-    rows = weight[targets[train_positions]]
-    # Paper, "KL-loss gradient through auxiliary's language model head"; E itself stays frozen, as there.
-    if loss == "cross_entropy":
-        dx[train_positions] = softmax(forward(at, weight, bias)) @ weight - rows
-    elif loss == "mse":
-        dx[train_positions] = at - rows
-    else:  # the paper's remark prints mean(E) - e; E^T E x - e is what the quad loss has
-        dx[train_positions] = (at @ weight.mT) @ weight - rows
+    dx[train_positions] = gradient_at(x[train_positions], weight, bias, targets[train_positions], loss=loss)
     # Every sequence learns on its own, so a mean is over its own targets; one without any divides by 1.
     if mean:
         dx = dx / train_positions.sum(-1).clamp(min=1)[:, None, None]
     return dx
+
+
+def gradient_at(
+    x: Float[Tensor, "*rows D"],
+    weight: Float[Tensor, "V D"],
+    bias: Float[Tensor, " V"] | None,
+    targets: Int[Tensor, "*rows"],
+    *,
+    loss: Loss,
+) -> Float[Tensor, "*rows D"]:
+    """dx of positions that predict a training target each."""
+    # E^T onehot is a row of E, looked up. The paper takes the next token's embedding for it: the same where head and
+    # embedding are tied, and the head's row is what the loss has where they are not.
+    rows = weight[targets]
+    # Paper, "KL-loss gradient through auxiliary's language model head"; E itself stays frozen, as there.
+    if loss == "cross_entropy":
+        return softmax(forward(x, weight, bias)) @ weight - rows
+    if loss == "mse":
+        return x - rows
+    # The paper's remark prints mean(E) - e; E^T E x - e is what the quad loss has.
+    return (x @ weight.mT) @ weight - rows
 
 
 def token_loss(logits: Float[Tensor, "rows V"], targets: Int[Tensor, " rows"]) -> Float[Tensor, " rows"]:

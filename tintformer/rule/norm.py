@@ -21,7 +21,7 @@ NormKind = Literal["layer", "rms"]
 
 def cut(x: Float[Tensor, "B T D"], num_groups: int) -> Float[Tensor, "B T_times_groups d"]:
     """The parts that a norm treats apart, side by side as if they were tokens."""
-    return x.reshape(len(x), -1, x.shape[-1] // num_groups)
+    return x.reshape(x.shape[0], -1, x.shape[-1] // num_groups)
 
 
 def normalise(x: Float[Tensor, "*shape D"], *, kind: NormKind, epsilon: float) -> Float[Tensor, "*shape D"]:

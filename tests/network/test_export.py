@@ -1,0 +1,183 @@
+# pyright: basic
+"""Exported passes: what onnxruntime makes of them, what they are made of, and that they stand alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from cases import FIRST, make_batch, make_model, make_rule
+from patience import PATIENCE
+
+import tintformer as tint
+from tintformer.network.export import INPUTS, Exported, PortableFast, PortableNetwork, export, run_exported
+from tintformer.network.network import compile
+from tintformer.network.operators import check_operators, count_operators
+from tintformer.storage.loading import load
+
+pytest.importorskip("onnxruntime", reason="pip install 'tintformer[export]'")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "run_onnx.py"
+
+
+def exported(engine: str, name: str, rule: Any, num_tokens: int, *, updates: bool = False, **knobs: Any) -> Exported:
+    auxiliary = load(make_model(name, torch.float32))
+    if engine == "fast":
+        return export(PortableFast(auxiliary, rule, updates=updates), num_tokens, **knobs)
+    network = compile(auxiliary, rule, max_tokens=num_tokens)
+    return export(PortableNetwork(network, updates=updates), num_tokens, **knobs)
+
+
+def tensors(batch: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    return tuple(batch[name].long() for name in INPUTS)
+
+
+def check_against_fast(found: Exported, name: str, rule: Any, batch: dict[str, Any], tolerance: float = 1e-4) -> None:
+    fast = tint.Tint(make_model(name, torch.float32), rule)(**batch)
+    attended = batch["attention_mask"].bool()
+    assert fast.logits is not None
+    logits = torch.from_numpy(run_exported(found.model, tensors(batch))[0])
+    torch.testing.assert_close(logits[attended], fast.logits[attended], rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("engine", ["network", "fast"])
+def test_a_graph_learns_as_the_fast_engine_does_with_padding_on_either_side(engine: str) -> None:
+    rule = make_rule("mean", steps=2)
+    found = exported(engine, "llama", rule, 7, dynamic_batch=True)
+    for padding in ("left", "right"):
+        check_against_fast(found, "llama", rule, make_batch(lengths=(7, 5, 6), padding=padding))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("engine", ["network", "fast"])
+@pytest.mark.parametrize("rule", ["default", "full", "paper"])
+@pytest.mark.parametrize("name", FIRST)
+def test_every_family_can_be_exported(name: str, rule: str, engine: str) -> None:
+    settled = make_rule(rule)
+    found = exported(engine, name, settled, 7)
+    # What divides by a difference step loses digits of float32, in whichever order it is added.
+    check_against_fast(found, name, settled, make_batch(lengths=(7,)), 5e-2 if rule == "paper" else 1e-3)
+
+
+@pytest.mark.parametrize("engine", ["network", "fast"])
+def test_updated_weights_come_out_by_name_and_nothing_is_learnt_from_nothing(engine: str) -> None:
+    rule = make_rule("default")
+    model, batch = make_model("gpt2", torch.float32), make_batch(lengths=(6,))
+    found = exported(engine, "gpt2", rule, 6, updates=True)
+    names = [output.name for output in found.model.graph.output]
+    parameters = dict(model.named_parameters())
+    learnt = tint.Tint(model, rule)(**batch).updates()
+    assert names[0] == "logits" and set(names[1:]) == set(learnt)
+    ids, attended, trains = tensors(batch)
+    after = run_exported(found.model, (ids, attended, trains))
+    for name, value in zip(names[1:], after[1:], strict=True):
+        torch.testing.assert_close(torch.from_numpy(value), parameters[name].detach() + learnt[name], rtol=0, atol=1e-6)
+    before = run_exported(found.model, (ids, attended, torch.zeros_like(trains)))
+    for name, value in zip(names[1:], before[1:], strict=True):
+        assert numpy.array_equal(value, parameters[name].detach().numpy()), f"{name} has moved"
+    plain = model(ids).logits.detach()
+    torch.testing.assert_close(torch.from_numpy(before[0]), plain, rtol=0, atol=1e-5)
+
+
+def test_constants_are_stored_once_and_parts_are_told_apart() -> None:
+    found = exported("network", "llama", make_rule("default"), 6)
+    stored = [(tensor.dims, tensor.data_type, tensor.raw_data) for tensor in found.model.graph.initializer]
+    assert len(stored) == len({repr(each) for each in stored})
+    counts = {count.operator: count for count in found.operators}
+    assert counts["Softmax"].layers == 4 and counts["Softmax"].embed == 0
+    assert counts["CumSum"].embed == 1 and counts["CumSum"].layers == 0
+    assert all(count.group for count in found.operators)
+    assert sum(count.embed + count.layers for count in found.operators) == len(found.model.graph.node)
+
+
+@pytest.mark.parametrize("kind", ["ScatterND", "NonZero", "CumSum"])
+def test_an_operator_that_is_no_part_of_a_transformer_is_refused(kind: str) -> None:
+    found = exported("network", "gpt2", make_rule("default"), 4)
+    found.model.graph.node[-2].op_type = kind
+    with pytest.raises(tint.TintError, match=f"no part of a transformer: {kind}; "):
+        check_operators(found.model)
+
+
+def test_a_layer_may_not_choose_by_what_it_computes() -> None:
+    found = exported("network", "gpt2", make_rule("default"), 4)
+    gather = next(node for node in found.model.graph.node if node.op_type == "Gather" and "layers" in node.name)
+    gather.input[1] = found.model.graph.node[0].output[0]
+    with pytest.raises(tint.TintError, match="no part of a transformer: Gather; "):
+        check_operators(found.model)
+    assert any(count.operator == "Gather" for count in count_operators(found.model))
+
+
+def run_alone(graph: Path, text: Path, logits: Path) -> list[float]:
+    """The example in a process of its own, which must import neither torch nor tintformer."""
+    code = (
+        "import runpy, sys, numpy, json, onnxruntime\n"
+        "example, graph, text, logits = sys.argv[1:]\n"
+        "runpy.run_path(example)['main'](graph, text)\n"
+        "content = json.load(open(text, encoding='utf-8'))\n"
+        f"feed = {{name: numpy.array(content[name]) for name in {INPUTS}}}\n"
+        "session = onnxruntime.InferenceSession(graph, providers=['CPUExecutionProvider'])\n"
+        "numpy.save(logits, session.run(['logits'], feed)[0])\n"
+        "loaded = {name.partition('.')[0] for name in sys.modules}\n"
+        "assert not loaded & {'torch', 'tintformer', 'transformers'}, loaded\n"
+    )
+    command = [sys.executable, "-c", code, *map(str, (EXAMPLE, graph, text, logits))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    return [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines()]
+
+
+def test_the_example_needs_neither_torch_nor_this_package(tmp_path: Path) -> None:
+    rule, model = make_rule("default"), make_model("llama", torch.float32)
+    batch = make_batch(lengths=(8,), padding="left")
+    graph, text = tmp_path / "model.onnx", tmp_path / "model.json"
+    graph.write_bytes(exported("network", "llama", rule, 8).model.SerializeToString())
+    text.write_text(json.dumps({name: batch[name].long().tolist() for name in INPUTS}))
+    before, after = run_alone(graph, text, tmp_path / "logits.npy")
+    out: Any = tint.Tint(model, rule)(**batch, before=True)
+    assert before == pytest.approx(float(out.loss_before.exp()), rel=1e-3)
+    assert after == pytest.approx(float(out.loss.exp()), rel=1e-3)
+    numpy.testing.assert_allclose(numpy.load(tmp_path / "logits.npy"), out.logits.numpy(), atol=1e-4)
+
+
+@pytest.mark.sweep
+def test_nano_llama_learns_in_a_runtime_without_torch(tmp_path: Path) -> None:
+    from tintformer.learning.text import encode, find_tokenizer
+
+    auxiliary, rule = load("nano-llama"), tint.LearningRule(learning_rate=3e-4)
+    story = "Once upon a time there was a little fox named Pim. Pim loved to run in the forest with his red ball. " * 4
+    ids = torch.tensor([encode(find_tokenizer("nano-llama"), story).input_ids[:64]])
+    trains = (torch.arange(64) < 32).long()[None]
+    network = PortableNetwork(compile(auxiliary, rule, max_tokens=64))
+    graph, text = tmp_path / "model.onnx", tmp_path / "model.json"
+    graph.write_bytes(export(network, 64).model.SerializeToString())
+    inputs = (ids, torch.ones_like(ids), trains)
+    text.write_text(json.dumps(dict(zip(INPUTS, (each.tolist() for each in inputs), strict=True))))
+    before, after = run_alone(graph, text, tmp_path / "logits.npy")
+    assert after < before
+    with torch.no_grad():
+        expected = network(*inputs)[0].numpy()
+    numpy.testing.assert_allclose(numpy.load(tmp_path / "logits.npy"), expected, atol=1e-3)
+    fast = run_exported(export(PortableFast(auxiliary, rule), 64).model, inputs)[0]
+    wanted: Any = tint.Tint(auxiliary, rule)(ids, train_mask=trains.bool()).logits
+    numpy.testing.assert_allclose(fast, wanted.numpy(), atol=1e-4)
+
+
+def test_what_cannot_be_exported_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    auxiliary, rule = load(make_model("gpt2", torch.float32)), make_rule("default")
+    with pytest.raises(tint.InputError, match=r"65 tokens are to be exported, but .* was built for 64 positions"):
+        export(PortableFast(auxiliary, rule), 65)
+    with pytest.raises(tint.InputError, match="at least 2, a token and the next one"):
+        export(PortableFast(auxiliary, rule), 1)
+    with pytest.raises(tint.InputError, match="without a dynamic batch"):
+        export(PortableFast(auxiliary, rule, updates=True), 4, dynamic_batch=True)
+    monkeypatch.setattr("tintformer.network.export.LARGEST", 1000)
+    with pytest.raises(tint.InputError, match=r"0\.0 GB but an ONNX file holds 2 GB"):
+        export(PortableFast(auxiliary, rule), 4)
+    monkeypatch.setattr("tintformer.network.export.find_spec", lambda name: None)
+    with pytest.raises(tint.InputError, match=r"needs onnx and onnxruntime; pip install 'tintformer\[export\]'"):
+        export(PortableFast(auxiliary, rule), 4)
