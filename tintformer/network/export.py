@@ -193,6 +193,6 @@ def run_exported(model: onnx.ModelProto, inputs: Sequence[Tensor]) -> list[Any]:
     try:
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         feed = {name: tensor.cpu().numpy() for name, tensor in zip(INPUTS, inputs, strict=True)}
-        return session.run(None, feed)
+        return list(session.run(None, feed))
     except Exception as error:  # onnxruntime's own classes share no base but Exception
         raise InputError(f"onnxruntime cannot run the graph ({cause(error)}); try --dtype float32") from error
