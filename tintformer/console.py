@@ -60,7 +60,8 @@ def print_table(rows: Sequence[Mapping[str, Any]], *, title: str | None = None) 
         table.add_column(cell(heading.replace("_", " ")))
     for row in rows:
         table.add_row(*map(cell, row.values()))
-    Console().print(table)
+    # With COLUMNS=0 a table would show nothing.
+    (Console() if Console().width else Console(width=80)).print(table)
 
 
 @contextmanager

@@ -7,7 +7,9 @@ in `BASES` that works.
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +48,7 @@ BASES: dict[str, list[str] | None] = {
     "eval table-icl": ["--model", "MODEL", "--data", "HERE", "--tasks", "TASK", "-o", "OUT", *FEW_TESTS],
     "eval table-settings": ["--model", "MODEL", "--data", "HERE", "--tasks", "TASK", "-o", "OUT", *FEW_TESTS],
 }
+LEARN = ("run", "report", "adapt", "build", "inspect", "plan", "verify", "eval lm", "eval icl")
 NUMBERS = ("-1", "nan", "9" * 30, "\udcff")
 TEXTS = ("../[bold]\x1b[31m\udcff\0" + "x" * 500, "")
 
@@ -128,6 +131,8 @@ class Attack:
 
 @pytest.fixture
 def attack(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Attack:
+    if (here / "OUT").exists():  # of a test that failed
+        shutil.rmtree(here / "OUT")
     return Attack(here, monkeypatch, capfd)
 
 
@@ -141,12 +146,49 @@ def test_values_that_nobody_means(attack: Attack, command: str) -> None:
             attack.check(*command.split(), *base[:at], flag, value, *base[at + 2 :])
 
 
-@pytest.mark.parametrize("rate", ["1e308", "nan", "inf", "-inf", "-1", "-1e308", "1e400", "", "1,2", "٣e400", "\udcff"])
-@pytest.mark.parametrize("command", ["run", "report", "adapt", "build", "inspect", "plan", "verify"])
+@pytest.mark.parametrize("command", [command for command, base in BASES.items() if base and base[0][0] != "-"])
+@pytest.mark.parametrize("value", [*TEXTS, "~nobody-here/x", ","], ids=["odd", "empty", "user", "comma"])
+def test_arguments_that_nobody_means(attack: Attack, command: str, value: str) -> None:
+    base = BASES[command] or []
+    for at, word in enumerate(base[:2]):
+        if not word.startswith("-"):
+            attack.check(*command.split(), *base[:at], value, *base[at + 1 :])
+
+
+@pytest.mark.parametrize("place", ["/dev/zero", "FIFO", "SOCKET", "LINK", "HUGE", "MODEL"])
+def test_texts_in_odd_places(attack: Attack, place: str) -> None:
+    """What has no end, may never answer, or is no text."""
+    make_odd_places(attack.here)
+    for command in ("run", "report", "adapt", "build", "inspect", "verify"):
+        words = [word for word in BASES[command] or () if word not in (TEXT, *RATE)]
+        attack.check(command, *words, "--file", place)
+    if place != "MODEL":  # a directory of texts, though there are none in it
+        attack.check("eval", "lm", "MODEL", place, *FEW_BLOCKS, "-o", "OUT")
+        attack.check("eval", "lm", "MODEL", "wikitext-103", "--data", place, *FEW_BLOCKS, "-o", "OUT")
+        attack.check("eval", "icl", "MODEL", "TASK", "--data", place, *FEW_TESTS, "-o", "OUT")
+    (attack.here / "x.yaml").unlink(missing_ok=True)
+    (attack.here / "x.yaml").symlink_to(place if place.startswith("/") else attack.here / place)
+    attack.check("eval", "icl", "MODEL", "x.yaml", *FEW_TESTS, "-o", "OUT")
+    attack.check("fetch", "x.yaml")
+
+
+def make_odd_places(here: Path) -> None:
+    if (here / "FIFO").exists():
+        return
+    os.mkfifo(here / "FIFO")
+    (here / "LINK").symlink_to(here / "nowhere")
+    with (here / "HUGE").open("wb") as huge:
+        huge.truncate(2**40)
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind("SOCKET")
+
+
+@pytest.mark.parametrize("rate", ["1e308", "nan", "inf", "-inf", "-1", "-1e308", "1e400", "", "٣e400", "\udcff"])
+@pytest.mark.parametrize(
+    "command", ["run", "report", "adapt", "build", "inspect", "plan", "verify", "eval lm", "eval icl"]
+)
 def test_rates_that_nobody_means(attack: Attack, command: str, rate: str) -> None:
     base = [word for word in BASES[command] or () if word not in RATE]
-    if rate == "1e308" and command in ("build", "plan", "inspect"):
-        pytest.skip("nothing is learnt there, so that nothing diverges")
-    code, _, err = attack(command, *base, "--learning-rate", rate)
+    code, _, err = attack(*command.split(), *base, "--learning-rate", rate)
     assert code == 2 and err.startswith(("tint: ", "Usage: ")), err
     assert not (attack.here / "OUT").exists()

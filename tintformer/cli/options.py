@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from functools import wraps
 from types import UnionType
@@ -15,6 +16,7 @@ from tintformer.errors import RuleError, brief
 from tintformer.rule.learning_rule import PRESETS, LearningRule
 
 AUTO = "auto"
+MAX_RATE = 1e38
 MAX_STEPS = 1_000_000
 """Gradient steps of one command."""
 DTYPES = ("float32", "float64", "bfloat16")
@@ -70,9 +72,18 @@ class RuleOptions(dict[str, Any]):
 
 def _number(rate: str) -> float:
     try:
-        return float(rate)
+        return check_rate(float(rate))
+    except RuleError:
+        raise
     except ValueError:
         raise RuleError(f"learning_rate={brief(rate)} is neither a number nor {AUTO}") from None
+
+
+def check_rate(rate: float) -> float:
+    """Refuse a rate that no weight in float32 could be multiplied by; what else it must be, the rule says."""
+    if MAX_RATE < rate < math.inf:
+        raise RuleError(f"learning_rate={rate:g} is larger than float32 can hold; usual rates are from 1e-6 to 1e-2")
+    return rate
 
 
 def with_rule_options(command: Callable[..., None]) -> Callable[..., None]:

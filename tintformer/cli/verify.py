@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tintformer.cli.options import (
+    MAX_STEPS,
     AttentionOption,
     Dtype,
     Json,
@@ -55,7 +56,7 @@ def verify(
     learning_rate: Annotated[
         float | None, typer.Option(help="Rate of the pass; default: one that moves the weights by a small share.")
     ] = None,
-    steps: Annotated[int, typer.Option(help="Gradient steps inside the pass.")] = 1,
+    steps: Annotated[int, typer.Option(max=MAX_STEPS, help="Gradient steps inside the pass.")] = 1,
     engine: Annotated[str, typer.Option(help="What is verified: simulator, network, fast or reference.")] = "simulator",
     layout: LayoutOption = None,
     stack: Stack = None,

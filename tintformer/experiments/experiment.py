@@ -7,6 +7,7 @@ and no tensors.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,6 +64,9 @@ class Experiment(ABC):
         for name, given in (("methods", self.methods), ("rates", self.rates)):
             if given is not None and not given:
                 raise InputError(f"there are no {name}; give one at least")
+        for rate in self.rates or ():  # also where no method learns: a table says at which rates
+            if not 0 <= rate < math.inf:
+                raise InputError(f"learning_rate={rate:g} must be a finite number at least 0")
         require_within("steps", self.steps, 1, MAX_STEPS)
         if self.engine not in ENGINES:
             raise InputError(f"engine={brief(self.engine)} is unknown; choose one of {', '.join(ENGINES)}")

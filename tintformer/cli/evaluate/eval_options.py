@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tintformer.cli.options import check_rate
 from tintformer.errors import InputError, brief
 from tintformer.storage.file_names import check_file_name, to_file_name
 
@@ -56,7 +57,7 @@ def named(name: str | None, usual: str) -> str:
 
 def rates(text: str) -> tuple[float, ...] | None:
     """The grid that an option names; None where it is to be found."""
-    return None if text == "auto" else numbers("--learning-rate", text)
+    return None if text == "auto" else tuple(map(check_rate, numbers("--learning-rate", text)))
 
 
 def seeds(text: str) -> tuple[int, ...]:

@@ -58,6 +58,8 @@ def classification(
         if normalise not in (None, "length"):
             raise InputError(f"--normalise {brief(normalise)} is unknown; it can be length")
         chosen = options.names(tasks)
+        if not chosen:
+            raise InputError("there is no task; give a name from `tint eval list` or a YAML file")
         base = InContextLearning(
             model=model,
             task=chosen[0],
@@ -104,4 +106,6 @@ def _layers_and_steps(text: str, model: str, dtype: str) -> list[tuple[int | Non
         if not (steps.isdecimal() and (share or layers.isdecimal())):
             raise InputError(f"--settings {brief(part)} must be layers/steps, such as all/1, half/2 or 6/2")
         found.append((share_of_blocks(model, layers, dtype) if share else int(layers), int(steps)))
+    if not found:
+        raise InputError("--settings is empty; give layers/steps, such as all/1, half/2 or 6/2")
     return found
