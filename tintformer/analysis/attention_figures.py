@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NUM_TOKENS, DIM, NUM_HEADS, STACK = 6, 8, 2, 2
+GOLDEN = (1 + 5**0.5) / 2
 INK = "#333333"
-MATRICES = ("query", "key", "value", "output")
+MATRICES = ("value", "query", "key", "output")
 
 
 def figures() -> dict[str, Callable[[], Figure]]:
@@ -34,7 +35,7 @@ def figures() -> dict[str, Callable[[], Figure]]:
     return {
         "attention-forward": lambda: grid_figure([forward_grids()]),
         "attention-backward": lambda: grid_figure([store_grids(), read_grids()]),
-        "attention-descent": lambda: grid_figure([descent_inputs(), descent_grids()]),
+        "attention-descent": lambda: grid_figure([[*descent_inputs(), *descent_grids()[:1]], descent_grids()[1:]]),
     }
 
 
@@ -97,18 +98,17 @@ def example_pass() -> Pass:
     assert isinstance(ahead, AttentionForward) and isinstance(back, AttentionBackward)
     assert isinstance(back.value_gradient, StoreThenRead)
     attentions = (ahead.attention, back.value_gradient.store, back.value_gradient.read)
-    descent = simulator.modules_of(simulator.wired["blocks.0.value"].op).descent_module
-    assert descent is not None
-    handles = [each.register_forward_hook(record) for each in (*attentions, descent)]
+    linears = (simulator.modules_of(simulator.wired[f"blocks.0.{name}"].op) for name in MATRICES)
+    descents = {each.descent_module for each in linears if each.descent_module is not None}
+    handles = [each.register_forward_hook(record) for each in (*attentions, *descents)]
     ids = torch.arange(NUM_TOKENS)[None] % 5 + 1
     with torch.no_grad():
         simulator(ids, train_mask=torch.ones_like(ids, dtype=torch.bool))
     for handle in handles:
         handle.remove()
     seen = [_call(each, *calls[each][0]) for each in attentions]
-    return Pass(
-        simulator=simulator, forward=seen[0], store=seen[1], read=seen[2], descents=_by_op(simulator, calls[descent])
-    )
+    moved = _by_op(simulator, [call for each in descents for call in calls[each]])
+    return Pass(simulator=simulator, forward=seen[0], store=seen[1], read=seen[2], descents=moved)
 
 
 @cache
@@ -116,18 +116,16 @@ def example_simulator() -> Simulator:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        vocab_size=8,
-        n_positions=NUM_TOKENS,
-        n_embd=DIM,
-        n_layer=1,
-        n_head=NUM_HEADS,
-        bos_token_id=0,
-        eos_token_id=0,
-        initializer_range=0.6,  # wide enough for attention weights that differ visibly
+        vocab_size=8, n_positions=NUM_TOKENS, n_embd=DIM, n_layer=1, n_head=NUM_HEADS, bos_token_id=0, eos_token_id=0
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
         model: Any = GPT2LMHeadModel(config).double().eval()
+    # Squares times the golden ratio, without their whole part: spread like random numbers, and the same everywhere.
+    # They are large enough for attention weights that differ visibly.
+    for number, parameter in enumerate(model.parameters()):
+        if parameter.dim() > 1:
+            steps = torch.arange(1, parameter.numel() + 1, dtype=torch.float64) + 1000 * number
+            parameter.data = (2 * (steps.square() * GOLDEN % 1) - 1).view(parameter.shape)
     return build(model, LearningRule(learning_rate=0.1), stack=STACK, transposition="stored")
 
 
@@ -140,11 +138,16 @@ def _by_op(simulator: Simulator, calls: list[Any]) -> dict[str, Any]:
     """Ops share a module; each is known by its prefix."""
     found: dict[str, Any] = {}
     for inputs, result in calls:
-        for name, wired in simulator.wired.items():
-            held = simulator.prefix_of(wired.op) if name.rpartition(".")[2] in MATRICES else None
-            if held is not None and held.shape == inputs[-1].shape and torch.equal(held, inputs[-1]):
-                found[name.rpartition(".")[2]] = (*inputs, result)
+        for name in MATRICES:
+            if torch.equal(_prefix_of(simulator, name), inputs[-1]):
+                found[name] = (*inputs, result)
     return found
+
+
+def _prefix_of(simulator: Simulator, name: str) -> Tensor:
+    held = simulator.prefix_of(simulator.wired[f"blocks.0.{name}"].op)
+    assert held is not None
+    return held
 
 
 # The grids of each figure.
@@ -165,23 +168,24 @@ def forward_grids() -> list[Grid]:
 def store_grids() -> list[Grid]:
     """The first attention of backward: the weights once more, kept in the token."""
     call = example_pass().store
-    stored = _by_token(call.result)
+    stored, positions = _by_token(call.result), call.value()
+    places = positions.shape[1]
     return [
-        _grid("1 Store. q and k once more, a softmax: attention weights.", call.weights(), INK, group=NUM_TOKENS),
-        _grid("2 Value: one-hot positions.", call.value()[:, : stored.shape[1] // NUM_HEADS], BLUE),
-        _grid(f"3 Stored in the token: {stored.shape[1] // NUM_HEADS} places a head.", stored, ORANGE),
+        _grid("1 Store: attention weights of q and k once more.", call.weights(), INK, group=NUM_TOKENS),
+        _grid("2 Value: one-hot positions, the same for all heads.", positions, BLUE, group=places),
+        _grid(f"3 A token's store: its weights, with {places} places for every head.", stored, ORANGE),
     ]
 
 
 def read_grids() -> list[Grid]:
     """The second attention of backward: every token reads its own coordinate of every store."""
     call = example_pass().read
-    result = call.result[0, :, 0, 0].transpose(0, 1).flatten(1)
+    positions, result = call.query(), call.result[0, :, 0, 0].transpose(0, 1).flatten(1)
     return [
-        _grid("4 Read. Token j asks with one-hot(j).", _by_token(call.attention.query(call.asking)), BLUE),
+        _grid("4 Read: token j asks with one-hot(j), keys are the stores.", positions, BLUE, group=positions.shape[1]),
         _grid("5 Scores, linear: the same weights, transposed.", call.weights(), INK, group=NUM_TOKENS),
         _grid("6 Value: dy of every token.", call.value(), BLUE),
-        _grid("7 dv.", result, ORANGE),
+        _grid("7 Output: dv.", result, ORANGE),
     ]
 
 
@@ -189,22 +193,22 @@ def descent_inputs() -> list[Grid]:
     """What the descent of the value's matrix is called with."""
     gradient, value, _, _ = example_pass().descents["value"]
     return [
-        _grid("1 Key: dv of every token.", gradient[0, 0], BLUE),
-        _grid("2 Value: x of every token, times -rate.", value[0, 0], BLUE),
+        _grid("1 Key: dv of every token.", gradient[0, 0], BLUE, group=gradient.shape[-1]),
+        _grid("2 Value: x of every token.", value[0, 0], BLUE, group=value.shape[-1]),
     ]
 
 
 def descent_grids() -> list[Grid]:
     """How far the prefix tokens of each matrix move."""
     seen = example_pass()
-    g = seen.simulator.geometry
+    texts = {"value": "moved by -rate dv x^T", "output": "moved by its own dy and x"}
     return [
         Grid(
-            title=f"{number} W_{name[0]}: {'moved by dv' if name == 'value' else 'moved' if moved.any() else 'stays'}.",
+            title=f"{number} W_{name[0]}: {texts[name] if name in seen.descents else 'no descent'}.",
             shades=shaded(moved),
             colour=ORANGE,
             line="prefix token",
-            group=g.dim_slot,
+            group=seen.simulator.geometry.dim_slot,
         )
         for number, (name, moved) in enumerate(prefix_moves().items(), 3)
     ]
@@ -213,13 +217,11 @@ def descent_grids() -> list[Grid]:
 def prefix_moves() -> dict[str, Tensor]:
     """By matrix: what one step adds to its prefix tokens, `[K, S D~]`."""
     seen = example_pass()
-    g = seen.simulator.geometry
     moves: dict[str, Tensor] = {}
     for name in MATRICES:
-        held = seen.simulator.prefix_of(seen.simulator.wired[f"blocks.0.{name}"].op)
-        assert held is not None
+        held = _prefix_of(seen.simulator, name)
         after = seen.descents[name][-1] if name in seen.descents else held
-        moves[name] = prefix.tokens(after - held, g)[0, 0]
+        moves[name] = prefix.tokens(after - held, seen.simulator.geometry)[0, 0]
     return moves
 
 

@@ -84,7 +84,7 @@ def _draw(panel: Any, grid: Grid, left: float, top: float, title: str) -> None:
             number = str(int(grid.numbers[row, column]))
             panel.text(x + 0.5, y + 0.55, number, ha="center", va="center", fontsize=5.5, color=ink)
     panel.add_collection(PolyCollection(corners, facecolors=faces, edgecolors="none"))
-    panel.vlines([left + x for x in range(0, columns + 1, grid.group)], top, top + rows, color="black", lw=0.5)
+    panel.vlines([left + x for x in (*range(0, columns, grid.group), columns)], top, top + rows, color="black", lw=0.5)
     panel.hlines([top + y for y in range(rows + 1)], left, left + columns, color="black", lw=0.25)
     labels = grid.labels or [str(row) for row in range(rows)]
     for row, label in enumerate(labels):
