@@ -108,7 +108,7 @@ def _kind(place: Place, touched: Sequence[LayerRow]) -> str:
     if first.phase == "backward":
         stores = first.kind == "SoftmaxAttention"
         return "stored attention weights" if stores else "gradient, or on the way to one"
-    kept = first.phase != "after" and touched[-1].phase == "backward"
+    kept = any(row.phase == "backward" for row in touched)
     return "activation, kept for backward" if kept else "activation"
 
 
