@@ -26,7 +26,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         monkeypatch.setattr(sys, "argv", ["tint", "export", *arguments])
         with pytest.raises(SystemExit) as end:
             main()
-        return int(end.value.code or 0), *capsys.readouterr()
+        printed = capsys.readouterr()
+        return int(end.value.code or 0), printed.out, printed.err
 
     return command
 

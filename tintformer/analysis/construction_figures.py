@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
-from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from tintformer.analysis.accounting import ENDS, KINDS, count
 from tintformer.analysis.figure_example import HeadWork, example, example_slots, head_work
+from tintformer.analysis.figure_parts import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PALE,
+    SKY,
+    WIDTH,
+    box,
+    frame,
+    new_figure,
+    patch,
+    runs,
+    spans,
+)
 from tintformer.analysis.foreign_markup import to_label
 from tintformer.analysis.inspection import plan
 from tintformer.analysis.paper_formula import Formula
@@ -22,57 +33,24 @@ from tintformer.simulator.geometry import Geometry
 from tintformer.simulator.regions import PHASES
 from tintformer.simulator.simulator import Simulator, build
 from tintformer.storage.configs import meta_auxiliary
-from tintformer.storage.whole_files import check_directory, whole_files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LAYOUTS = ("lean", "paper")
-WIDTH = 10.0
-
-BLUE, ORANGE, GREEN, SKY, GREY, PALE = "#0072B2", "#E69F00", "#009E73", "#56B4E9", "#BBBBBB", "#E3C9D9"
-"""Okabe and Ito's colours, which colour-blind people can tell apart, and two shades."""
 SLOT_COLOURS = (SKY, ORANGE, GREEN)
-STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "tintformer",  # names inside of the file are the same on every run
-    "svg.fonttype": "none",
-    "font.family": "DejaVu Sans",
-    "font.size": 8.0,
-}
 
 
-def draw(auxiliary: Auxiliary, directory: Path) -> list[Path]:
-    """Write all figures, the same bytes on every run; the first two show a small example, the others the auxiliary."""
-    import matplotlib
-
+def figures(auxiliary: Auxiliary) -> dict[str, Callable[[], Figure]]:
+    """By name; the first two show a small example, the others the auxiliary."""
     if auxiliary.device.type != "meta":  # figures need shapes, and weights in the paper's layout take gigabytes
         auxiliary = meta_auxiliary(auxiliary.model.config, auxiliary.name)
-    figures: dict[str, Callable[[], Figure]] = {
+    return {
         "prefix": prefix_figure,
         "heads": heads_figure,
         "modules": lambda: modules_figure(auxiliary),
         "parameters": lambda: parameters_figure(auxiliary),
     }
-    files = {f"{name}.svg": io.BytesIO() for name in figures}
-    check_directory(directory, files)
-    for file, make in zip(files.values(), figures.values(), strict=True):
-        with matplotlib.rc_context():
-            matplotlib.rcdefaults()
-            matplotlib.rcParams.update(STYLE)
-            make().savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-    try:
-        with whole_files(directory, list(files)) as folder:
-            for name, file in files.items():
-                (folder / name).write_bytes(file.getvalue())
-    except OSError as error:
-        raise TintError(f"cannot write figures into {directory}: {error}") from error
-    return [directory / file for file in files]
-
-
-def _figure(width: float, height: float) -> Figure:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
 
 
 # Where a weight sits in the prefix.
@@ -80,7 +58,7 @@ def _figure(width: float, height: float) -> Figure:
 
 def prefix_figure() -> Figure:
     """A matrix with its rows coloured, and the prefix tokens that hold it, in both layouts."""
-    figure: Any = _figure(WIDTH, 4.6)
+    figure: Any = new_figure(WIDTH, 4.6)
     left, right = figure.subfigures(1, 2, width_ratios=(1, 2.4))
     _matrix_panel(left.subplots())
     for panel, layout in zip(right.subplots(2, 1), LAYOUTS, strict=True):
@@ -96,10 +74,10 @@ def _matrix_panel(panel: Any) -> None:
         for slot in range(g.stack):
             held = rows[token, slot] >= 0
             for row in rows[token, slot][held].unique().tolist():
-                for start, width in _runs(columns[token, slot][held], alone=g.dim_aux):
-                    _box(panel, start, row, width, 1, _shade(slot, token, g), f"{row}" if width > 1 else "")
+                for start, width in runs(columns[token, slot][held], alone=g.dim_aux):
+                    box(panel, start, row, width, 1, _shade(slot, token, g), f"{row}" if width > 1 else "")
     panel.set_title("W and its bias b", loc="left")
-    _frame(panel, g.dim_aux + 1, g.dim_aux)
+    frame(panel, g.dim_aux + 1, g.dim_aux)
     panel.set_xticks([g.dim_aux / 2, g.dim_aux + 0.5], ["column", "b"])
     panel.set_yticks([])
     panel.set_ylabel("row")
@@ -113,13 +91,13 @@ def _prefix_panel(panel: Any, layout: str) -> None:
         for slot in range(g.stack):
             held = (rows[token, slot] >= 0).nonzero().flatten()
             bias = int((columns[token, slot] == g.dim_aux).long().argmax())
-            for start, width in _runs(held, alone=bias):
+            for start, width in runs(held, alone=bias):
                 label = f"{int(rows[token, slot, start])}" if width > 1 else ""
-                _box(panel, slot * g.dim_slot + start, token, width, 1, _shade(slot, token, g), label)
+                box(panel, slot * g.dim_slot + start, token, width, 1, _shade(slot, token, g), label)
     for part in range(1, g.stack * g.shards):
         ends_slot = part % g.shards == 0
         panel.axvline(part * g.head_dim, color="black", lw=1.2 if ends_slot else 0.6, ls="-" if ends_slot else ":")
-    _frame(panel, g.stack * g.dim_slot, g.num_prefix)
+    frame(panel, g.stack * g.dim_slot, g.num_prefix)
     places = [slot * g.dim_slot for slot in range(g.stack)]
     middles = [place + g.dim_aux / 2 for place in places]
     names = [f"slot {slot}" for slot in range(g.stack)]
@@ -128,15 +106,6 @@ def _prefix_panel(panel: Any, layout: str) -> None:
     panel.set_ylabel("prefix token")
     heads = f"{g.num_heads} heads = {g.stack} slots x {g.shards} parts"
     panel.set_title(f"layout {layout}: S = {g.stack}, K = {g.num_prefix}, {heads} (dotted)", loc="left")
-
-
-def _runs(numbers: Tensor, *, alone: int = -1) -> list[tuple[int, int]]:
-    """Neighbouring numbers as (start, length); the number `alone` is a run of its own."""
-    runs: list[tuple[int, int]] = []
-    for number in numbers.tolist():
-        joins = runs and sum(runs[-1]) == number and alone not in (number, runs[-1][0])
-        runs = [*runs[:-1], (runs[-1][0], runs[-1][1] + 1)] if joins else [*runs, (number, 1)]
-    return runs
 
 
 def _shade(slot: int, token: int, g: Geometry) -> tuple[float, ...]:
@@ -152,12 +121,12 @@ def _shade(slot: int, token: int, g: Geometry) -> tuple[float, ...]:
 
 def heads_figure() -> Figure:
     """For every head (s, q): the entries of the matrix it holds, what it reads from the text, what it writes."""
-    figure = _figure(WIDTH, 7.0)
+    figure = new_figure(WIDTH, 7.0)
     for row, layout in zip(figure.subplots(2, 3), LAYOUTS, strict=True):
         for panel, work in zip(row, head_work(layout), strict=True):
             _heads_panel(panel, work, example(layout).geometry)
             panel.set_title(f"{layout}, {work.phase}: {work.text}", loc="left")
-    handles = [_patch(colour) for colour in (BLUE, GREY, ORANGE)]
+    handles = [patch(colour) for colour in (BLUE, GREY, ORANGE)]
     labels = ["read from text tokens", "read from the head's prefix tokens", "written"]
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     return figure
@@ -170,14 +139,14 @@ def _heads_panel(panel: Any, work: HeadWork, g: Geometry) -> None:
     colour = {name: ORANGE if name == work.writes else BLUE for name in ("rows", "columns")}
     for head in range(g.num_heads):
         x, y = head % g.shards * stride, head // g.shards * stride
-        for top, height in _spans(work.block[head].any(1)):
-            for left, width in _spans(work.block[head].any(0)):
-                _box(panel, x + left, y + top, width, height, ORANGE if work.writes == "block" else GREY)
-        for left, width in _spans(work.columns[head]):
-            _box(panel, x + left, y - strip - gap, width, strip, colour["columns"])
-        for top, height in _spans(work.rows[head]):
-            _box(panel, x - strip - gap, y + top, strip, height, colour["rows"])
-        _box(panel, x, y, g.dim_slot, g.dim_slot, "none", edge="black")
+        for top, height in spans(work.block[head].any(1)):
+            for left, width in spans(work.block[head].any(0)):
+                box(panel, x + left, y + top, width, height, ORANGE if work.writes == "block" else GREY)
+        for left, width in spans(work.columns[head]):
+            box(panel, x + left, y - strip - gap, width, strip, colour["columns"])
+        for top, height in spans(work.rows[head]):
+            box(panel, x - strip - gap, y + top, strip, height, colour["rows"])
+        box(panel, x, y, g.dim_slot, g.dim_slot, "none", edge="black")
         name = f"{head // g.shards}, {head % g.shards}"
         below = head // g.shards < g.stack - 1  # where the head has no entries
         label = y + (g.dim_slot - 0.6 if below else 0.6)
@@ -186,10 +155,6 @@ def _heads_panel(panel: Any, work: HeadWork, g: Geometry) -> None:
     panel.set_xlim(-strip - gap, g.stack * stride)
     panel.set_ylim(g.stack * stride - 2, -strip - gap)
     panel.axis("off")
-
-
-def _spans(mask: Tensor) -> list[tuple[int, int]]:
-    return _runs(mask.nonzero().flatten())
 
 
 # The modules of a block.
@@ -201,7 +166,7 @@ def modules_figure(auxiliary: Auxiliary) -> Figure:
     simulator = _built(auxiliary, layout="lean", tie_blocks=True)
     ops = plan(simulator, lambda wired: wired.block == last)
     slots = simulator.geometry.slots
-    figure = _figure(WIDTH, 0.8 + 0.42 * len(ops))
+    figure = new_figure(WIDTH, 0.8 + 0.42 * len(ops))
     panel = figure.subplots()
     panel.set_title(to_label(f"{auxiliary.name}: block {last}"), loc="left")
     for row, op in enumerate(ops):
@@ -211,13 +176,13 @@ def modules_figure(auxiliary: Auxiliary) -> Figure:
             for slot in range(slots):
                 here = [region for region in module.regions if region.slot == slot and not region.beside]
                 if not here:
-                    _box(panel, left + slot, row + 0.08, 1, 0.84, "none", edge=GREY)
+                    box(panel, left + slot, row + 0.08, 1, 0.84, "none", edge=GREY)
                     continue
                 pieces = "" if here[0].pieces == 1 else f" x {here[0].pieces}"
                 last = "" if len(here) == 1 else f", then {here[-1].name}"
                 text = "\n".join(wrap(here[0].name + last + pieces, 14))
                 colour = _REGION_COLOURS.get(here[0].name, PALE)
-                _box(panel, left + slot, row + 0.08, 1, 0.84, colour, text, edge="black")
+                box(panel, left + slot, row + 0.08, 1, 0.84, colour, text, edge="black")
     for number, phase in enumerate(PHASES):
         left = number * (slots + 0.5)
         panel.text(left, -0.6, _DIRECTIONS[phase], weight="bold", va="bottom")
@@ -238,7 +203,7 @@ _DIRECTIONS = {"forward": "forward, downwards", "backward": "backward, upwards",
 
 def parameters_figure(auxiliary: Auxiliary) -> Figure:
     """Constructed parameters by kind of module, against the paper's formula."""
-    figure = _figure(WIDTH, 3.6)
+    figure = new_figure(WIDTH, 3.6)
     panel = figure.subplots()
     counts = parameter_counts(auxiliary)
     names = sorted({name for column in counts.values() for name in column}, key=[*KINDS.values(), "all"].index)
@@ -303,28 +268,3 @@ def short(number: int) -> str:
         if number >= unit:
             return f"{number / unit:.3g}{name}"
     return str(number)
-
-
-# Drawing.
-
-
-def _box(
-    panel: Any, x: float, y: float, width: float, height: float, colour: Any, text: str = "", *, edge: str = "white"
-) -> None:
-    from matplotlib.patches import Rectangle
-
-    panel.add_patch(Rectangle((x, y), width, height, facecolor=colour, edgecolor=edge, linewidth=0.5, clip_on=False))
-    if text:
-        panel.text(x + width / 2, y + height / 2, text, ha="center", va="center", fontsize=6)
-
-
-def _patch(colour: str) -> Any:
-    from matplotlib.patches import Patch
-
-    return Patch(facecolor=colour)
-
-
-def _frame(panel: Any, width: float, height: float) -> None:
-    panel.set_xlim(0, width)
-    panel.set_ylim(height, 0)
-    panel.tick_params(length=0)

@@ -22,7 +22,7 @@ from tintformer.cli.options import (
     given_names,
     with_rule_options,
 )
-from tintformer.cli.rule_setup import choose_rule, finite, open_model, provenance, warnings_as_lines
+from tintformer.cli.rule_setup import choose_rule, finite, open_model, provenance, quiet_libraries, warnings_as_lines
 from tintformer.cli.run import TRAIN_FRACTION, Split
 from tintformer.console import print_json, say
 from tintformer.errors import InputError, LoadError
@@ -110,7 +110,8 @@ def inspect(
     ] = None,
     train_tokens: Annotated[int | None, typer.Option(help="Number of tokens that are trained on, instead.")] = None,
     figures: Annotated[
-        Path | None, typer.Option(help=f"Draw the construction into this directory; without MODEL, of {FIGURES_OF}.")
+        Path | None,
+        typer.Option(help=f"Draw construction and network into this directory; without MODEL, of {FIGURES_OF}."),
     ] = None,
     dtype: Dtype = "float32",
     json: Json = False,
@@ -225,12 +226,18 @@ def open_for_plan(model: str, dtype: str) -> Auxiliary:
 
 
 def draw_figures(directory: Path, model: str, dtype: str) -> Record:
-    """Write the figures of the construction."""
-    from tintformer.analysis.construction_figures import draw
+    """Write the figures of the construction, of the compiled network and of the experiments' few-shot settings."""
+    from tintformer.analysis import attention_figures, construction_figures, linear_figures, network_figures
+    from tintformer.analysis.figure_parts import write_figures
     from tintformer.analysis.plot_style import import_matplotlib
+    from tintformer.experiments import mode_figures
 
     import_matplotlib("figures")
-    return {"model": model, "figures": [str(path) for path in draw(open_for_plan(model, dtype), directory)]}
+    quiet_libraries()
+    figures = construction_figures.figures(open_for_plan(model, dtype))
+    for module in (linear_figures, attention_figures, network_figures, mode_figures):
+        figures |= module.figures()
+    return {"model": model, "figures": [str(path) for path in write_figures(figures, directory)]}
 
 
 def plan_record(simulator: Simulator, view: View, choice: RateChoice | None) -> Record:
