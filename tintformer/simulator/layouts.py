@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from tintformer.errors import InputError
 from tintformer.simulator.geometry import Geometry
 from tintformer.simulator.primitives.attention import Port, Positional
+from tintformer.simulator.primitives.selection import Direction, MatrixProduct
 from tintformer.simulator.primitives.tokenwise import Constant, DimensionWise, SplitWise
 from tintformer.simulator.regions import PREFIX, Region, Regions
 
@@ -97,6 +98,10 @@ class Layout:
 
     def to_prefix(self) -> HeadMaps:
         return [] if self.lean else [self._identity_split(self.geometry.num_heads), self._identity_mix()]
+
+    def product(self, direction: Direction) -> MatrixProduct | None:
+        """What the attention of a linear module comes to, if its tables only select; the paper's maps do more."""
+        return MatrixProduct(direction, self.geometry.stack) if self.lean else None
 
     def homogeneous(self) -> Constant:
         """The constant 1 that turns a bias into one more column."""

@@ -71,10 +71,10 @@ def _matrix(weight: Tensor, bias: Tensor | None, into: Cut, out: Cut, geometry: 
 
 
 def _stack(pieces: Float[Tensor, "M N Dslot Dslot"], g: Geometry) -> Prefix:
-    """Rows into slots of tokens, coordinates into parts; heads outermost, as the attention reads them."""
+    """Rows into slots of tokens, coordinates into parts. In memory token follows token, as embeddings do."""
     cut = pieces.view(*pieces.shape[:2], g.stack, g.num_prefix, g.shards, g.head_dim)
-    by_head = cut.permute(1, 2, 4, 0, 3, 5)
-    return by_head.reshape(1, pieces.shape[1], g.num_heads, pieces.shape[0], g.num_prefix, g.head_dim).contiguous()
+    tokens = cut.permute(1, 0, 3, 2, 4, 5).contiguous().flatten(3, 4)
+    return tokens.permute(0, 3, 1, 2, 4).unsqueeze(0)
 
 
 def _pieces(prefix: Prefix, g: Geometry) -> Float[Tensor, "M N Dslot Dslot"]:

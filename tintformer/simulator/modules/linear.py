@@ -7,6 +7,9 @@ H heads, d head width. The prefix is `[B or 1, N, H, M, K, d]`: piece (m, n) of 
     forward     text     columns(x)   prefix    rows of W    one-hot(j)        sum of parts: row s K + j of W x
     backward    text     rows(dy)     prefix    one-hot(j)   rows of W         sum of slots: W^T dy
     descent     prefix   one-hot(j)   text      rows(dy)     -eta columns(x)   lands on the row it updates
+
+One-hot positions and the maps `columns` and `rows` only select; where all of a module's tables do, the attention is
+computed as the one product that they leave (`primitives/selection.py`).
 """
 
 from __future__ import annotations
@@ -61,6 +64,7 @@ class LinearForward(Module):
             output=layout.from_rows(),
             weigh=weigh,
             sum_over="n",
+            product=layout.product("forward"),
         )
 
     def forward(self, x: Pieces, prefix: Prefix) -> Pieces:
@@ -84,6 +88,7 @@ class LinearBackward(Module):
             output=layout.from_columns(),
             weigh=weigh,
             sum_over="m",
+            product=layout.product("backward"),
         )
 
     def forward(self, dy: Pieces, prefix: Prefix) -> Pieces:
@@ -110,6 +115,7 @@ class LinearDescent(Module):
             value=layout.columns(self.input, factor=-learning_rate),
             output=layout.to_prefix(),
             weigh=weigh,
+            product=layout.product("descent"),
         )
 
     def forward(self, dy: Pieces, x: Pieces, prefix: Prefix) -> Prefix:
@@ -117,4 +123,6 @@ class LinearDescent(Module):
             self.gradient: by_heads(dy, self.layout, output=True),
             self.input: by_heads(with_one(x, self.constant), self.layout),
         }
-        return add(prefix, self.attention({}, text))
+        change = self.attention({}, text)
+        # Into the memory of the change: a sequence's own weights are as large as the auxiliary, and made once.
+        return add(prefix, change, out=change)

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from tintformer.simulator.primitives.selection import MatrixProduct
 from tintformer.simulator.primitives.tokenwise import DimensionWise, Primitive, SplitWise, constant
 from tintformer.simulator.regions import Region
 
@@ -113,11 +114,14 @@ class Attention(Primitive):
         weigh: Weigh,
         sum_over: str = "",
         transposed: bool = False,
+        product: MatrixProduct | None = None,
     ):
+        """`product`: what the attention comes to where it is linear and its tables only select."""
         super().__init__()
         self.query, self.key, self.value = query, key, value
         self.output = nn.ModuleList(output)
         self.weigh, self.transposed = weigh, transposed
+        self.product = product if weigh is linear else None
         # Where the output map only adds heads or pieces, the sum is part of the product: no partial sums are stored.
         kept = [axis for axis in "bnhm" if axis not in sum_over]
         answer, of = ("p", "q") if transposed else ("q", "p")
@@ -130,6 +134,8 @@ class Attention(Primitive):
         `mask` is what the form of attention takes: added to the scores of a softmax, multiplied into linear ones.
         Transposed, the values are read from the asking tokens: token p collects what each q sends it.
         """
+        if self.product is not None and mask is None and self.product.replaces(self):
+            return self.product(self, asking, answering)
         # No 1 / sqrt(d), as in the definition: where the auxiliary scales, its factor is part of the query's map.
         scores = torch.einsum("bnhmqd,bnhmpd->bnhmqp", self.query(asking), self.key(answering))
         value = self.value(asking if self.transposed else answering)
