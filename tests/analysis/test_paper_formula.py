@@ -44,6 +44,15 @@ def test_totals(name: str, heads: int, total: int) -> None:
     assert total == (21 * size.linear + 6 * size.dim_sim * size.num_heads + size.split) * size.num_layers
 
 
+@pytest.mark.parametrize("size", ["125m", "350m", "1.3b", "2.7b"])
+def test_the_theorem_is_the_table_without_its_surplus_square(size: str) -> None:
+    found = formula(f"facebook/opt-{size}")
+    assert found.theorem() == found.total
+    assert found.theorem(as_printed=True) > 50_000 * found.total
+    # The constants are no matter of choice: each term has its own.
+    assert all(found.theorem(other) != found.total for other in [(84, 91, 63), (85, 90, 63), (85, 91, 64)])
+
+
 @pytest.mark.parametrize(
     ("name", "printed"),
     [
