@@ -16,9 +16,9 @@ NOTE = """<!-- Written by `python -m tintbench.network_sizes --tokens {tokens}`.
 Compiled networks for {tokens} tokens, default rule, every layer trained, S = 4, one step unless the column says
 otherwise. `tint params MODEL` prints the same for one model, with layers and parameters by kind and direction. *Dense*
 are the entries of all maps over the whole stream, *non-zero* those that are not zero, *stored* the numbers that the
-structured layers keep; the auxiliary's own weights, which stand in prefix tokens, tables and head, come on top. The last
-two columns are what a step keeps for backward in multiples of the paper's width, D_sim = S D_aux: every value that the
-blocks compute, and the text slots of the network, by liveness.
+structured layers keep; the auxiliary's own weights, which stand in prefix tokens, tables and head, come on top. The
+last two columns are what a step keeps for backward in multiples of the paper's width, D_sim = S D_aux: every value that
+the blocks compute, and the text slots of the network, by liveness.
 
 """
 
