@@ -1,6 +1,7 @@
 """The public names, each in one line: `__init__.py` loads them on first use from where this table says."""
 
 from .analysis.accounting import count_parameters
+from .analysis.network_size import count_network
 from .analysis.planning.estimate import plan
 from .auxiliary.description import Auxiliary
 from .errors import (
@@ -49,6 +50,7 @@ __all__ = [
     "build",
     "choose_rate",
     "compile",
+    "count_network",
     "count_parameters",
     "load",
     "plan",

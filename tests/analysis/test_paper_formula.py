@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import typer
@@ -42,6 +43,15 @@ def test_totals(name: str, heads: int, total: int) -> None:
     assert size.num_heads == heads
     assert size.total == total
     assert total == (21 * size.linear + 6 * size.dim_sim * size.num_heads + size.split) * size.num_layers
+
+
+@pytest.mark.parametrize("size", ["125m", "350m", "1.3b", "2.7b"])
+def test_the_theorem_is_the_table_without_its_surplus_square(size: str) -> None:
+    found = formula(f"facebook/opt-{size}")
+    assert found.theorem() == found.total
+    assert found.theorem(as_printed=True) > 50_000 * found.total
+    # The constants are no matter of choice: each term has its own.
+    assert all(found.theorem(other) != found.total for other in [(84, 91, 63), (85, 90, 63), (85, 91, 64)])
 
 
 @pytest.mark.parametrize(
@@ -135,14 +145,20 @@ def test_the_command_prints_json(app: typer.Typer) -> None:
         "descent": 421_134_336,
         "total": 1_275_936_768,
     }
+    assert counts["theorem"]["parameters"] == counts["formula"][-1]["total"]
+    assert counts["network"]["layers"] == counts["network"]["depth"][-1]["total"] == 1021
+    assert counts["network"]["capacity"]["multiples_of_dim_sim"]["forward_values"] == 54
+    assert [row["parameters"] for row in counts["network"]["stored"]] == ["dense", "non-zero", "structured"]
     assert counts["symbols"]["linear"] == 5_013_504
     assert counts["strategies"][2]["parameters"] == 6_488_064
 
 
 def test_the_command_prints_tables(app: typer.Typer) -> None:
-    done = CliRunner().invoke(app, ["opt-125m", "--stack", "2"], env={"COLUMNS": "140"})
+    done = CliRunner().invoke(app, ["opt-125m", "--stack", "2", "--tokens", "32"], env={"COLUMNS": "140"})
     assert done.exit_code == 0
-    for text in ("125,239,296 parameters", "D_sim = 1536", "feed-forward block", "memory tape", "6,488,064"):
+    network = ("compiled network, 32 tokens, 1 step: layers", "LinearMap, clearing slots", "structured, thousands")
+    simulator = ("125,239,296 parameters", "D_sim = 1536", "feed-forward block", "memory tape", "6,488,064")
+    for text in (*simulator, "without its surplus D^2, c1 = 85, c2 = 91, c3 = 63", *network):
         assert text in done.stdout
 
 
@@ -152,6 +168,10 @@ def test_the_command_prints_tables(app: typer.Typer) -> None:
         (["gpt5"], "nothing is fetched"),
         (["gpt2", "--layout", "wide"], "layout='wide' is unknown; choose one of paper, lean"),
         (["gpt2", "--stack", "5"], "stack=5"),
+        (["gpt2", "--tokens", "5000"], "max_tokens=5000 but gpt2 was built for 1024 positions; use fewer"),
+        (["gpt2", "--tokens", "1"], "max_tokens=1 must be a whole number of at least 2"),
+        (["gpt2", "--steps", "-1"], "steps"),
+        (["gpt2", "--layout", "paper", "--tokens", "9"], "leave out --layout paper"),
     ],
 )
 def test_bad_input_of_the_command(app: typer.Typer, arguments: list[str], message: str) -> None:
@@ -164,3 +184,13 @@ def test_no_number_is_cut_off_in_a_narrow_terminal(app: typer.Typer, name: str) 
     done = CliRunner().invoke(app, [name], env={"COLUMNS": "80"})
     assert "…" not in done.stdout
     assert f"{formula(name).total:,} parameters" in done.stdout
+
+
+def test_a_model_without_a_network_is_counted_all_the_same(app: typer.Typer, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    config = {"model_type": "gpt2", "n_embd": 12, "n_layer": 2, "n_head": 3, "layer_norm_epsilon": 0.0}
+    path.write_text(json.dumps(config))
+    done = CliRunner().invoke(app, [str(path)])
+    assert done.exit_code == 0 and "no compiled network: the norm" in done.stdout
+    with pytest.raises(tint.TintError, match="has an epsilon of 0"):
+        CliRunner().invoke(app, [str(path), "--tokens", "8"], catch_exceptions=False)

@@ -8,12 +8,16 @@ inner product <w, x> costs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from tintformer.errors import TintError
 
 MAX_POSITIONS = 2048
 """The auxiliary's context in the paper's table (that of OPT), for every model, so that rows can be compared."""
+CONSTANTS = (85, 91, 63)
+"""c1, c2 and c3 of the paper's theorem, of which it says only that they are below 150: those of its table. 21 Q has
+84 Q_split and the activation one more; 85 Q_split and three differences have 91 D_sim H_sim; 21 Q read 63 positions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +133,17 @@ class Formula:
     def total(self) -> int:
         """(21 Q + 6 D_sim H_sim + Q_split) L: what the paper calls the size of the simulator."""
         return self.rows()[-1].total
+
+    def theorem(self, constants: tuple[int, int, int] = CONSTANTS, *, as_printed: bool = False) -> int:
+        """The bound of the paper's main theorem, with H = min(H_aux, S^2) as it stands there.
+
+        The printed one multiplies its first term by a second D_aux^2, which the table does not have.
+        """
+        c1, c2, c3 = constants
+        s, d, heads = self.stack, self.dim_aux, min(self.num_heads_aux, self.stack**2)
+        squares = Fraction((c1 * s**2 + c3) * d**2, heads) * (d**2 if as_printed else 1)
+        positions = Fraction(c3 * self.max_positions * d * s, heads)
+        return round((squares + c2 * s * d * heads + positions) * self.num_layers)
 
 
 def _row(module: str, forward: int, backward: int, descent: int, *, total: int | None = None) -> ModuleSize:

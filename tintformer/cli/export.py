@@ -20,7 +20,7 @@ from tintformer.cli.rule_setup import (
     warnings_as_lines,
 )
 from tintformer.cli.run import Split
-from tintformer.console import print_json, print_table
+from tintformer.console import print_json, print_table, say
 from tintformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -213,12 +213,12 @@ def _print(record: dict[str, Any]) -> None:
     ]
     print_table(rows, title=f"{record['model']}, {record['engine']}: {record['nodes']:,} nodes")
     if is_network:
-        print("every operator is one that a transformer is made of")
-    print(f"inputs {', '.join(record['inputs'])} [batch, {record['tokens']}]; outputs {_listed(record['outputs'])}")
+        say("every operator is one that a transformer is made of")
+    say(f"inputs {', '.join(record['inputs'])} [batch, {record['tokens']}]; outputs {_listed(record['outputs'])}")
     if record["difference"] is not None:
-        print(f"onnxruntime's logits differ from torch's by {record['difference']:.1e} at most")
+        say(f"onnxruntime's logits differ from torch's by {record['difference']:.1e} at most")
     print_rate(record)
-    print(f"wrote {', '.join(record['files'])} ({record['bytes'] / 1e6:.1f} MB)")
+    say(f"wrote {', '.join(record['files'])} ({record['bytes'] / 1e6:.1f} MB)")
 
 
 def _listed(outputs: list[str]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tintformer.cli.rule_setup import choose_rule, finite, open_model, provenance, warnings_as_lines
-from tintformer.console import print_json
+from tintformer.console import print_json, say
 from tintformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -132,26 +132,26 @@ def _values_record(each: LayerValues, token: int, first: int) -> Record:
 
 def _print(record: Record) -> None:
     size = record["network"]
-    print(
+    say(
         f"{record['model']}: {size['layers']} layers; {size['prefix_tokens']} prefix tokens and {size['text_tokens']} "
         f"text tokens, {size['width']} coordinates: {size['weight_slots']} weight slots and {size['slots']} text slots "
         f"of {size['slot_width']}"
     )
     if text := record.get("text"):
-        print(
+        say(
             f"{text['tokens']} tokens, {text['train_tokens']} of them trained on with rate "
             f"{record['rule']['learning_rate']:.3g}; values are those of token {text['token']}, {text['token_text']!r}"
         )
     for row in record["layers"]:
         step = "" if row["step"] is None else f", step {row['step']}"
-        print(f"\nlayer {row['number']}: {row['kind']}, {row['op']} ({row['phase']}{step})")
+        say(f"\nlayer {row['number']}: {row['kind']}, {row['op']} ({row['phase']}{step})")
         if row["block"] is not None:
-            print(f"  prefix tokens of {row['block']}{_moved(row)}")
+            say(f"  prefix tokens of {row['block']}{_moved(row)}")
         _print_places("reads", row["reads"])
         if "values" in row:
             for value in row["values"]:
                 numbers = " ".join(f"{number:.4g}" for number in value["first"] if number is not None)
-                print(f"  writes slot {value['slot']:<4} {value['name']}: rms {_number(value['rms'])}, {numbers} ...")
+                say(f"  writes slot {value['slot']:<4} {value['name']}: rms {_number(value['rms'])}, {numbers} ...")
         else:
             _print_places("writes", row["writes"])
         _print_places("frees", row["freed"])
@@ -166,7 +166,7 @@ def _moved(row: Record) -> str:
 
 def _print_places(verb: str, places: list[Any]) -> None:
     for slot, name in places:
-        print(f"  {verb} slot {slot:<4} {name}")
+        say(f"  {verb} slot {slot:<4} {name}")
 
 
 def _number(value: float | None) -> str:

@@ -10,16 +10,24 @@ import typer
 
 from tintformer.cli.options import Json
 from tintformer.console import print_json, print_table, say
-from tintformer.errors import TintError, brief
+from tintformer.errors import InputError, TintError, brief
 
 if TYPE_CHECKING:
     from tintformer.analysis.accounting import Parameters
     from tintformer.analysis.paper_formula import Formula
+    from tintformer.auxiliary.description import Auxiliary
 
 LAYOUTS = ("paper", "lean")
 
-_UNITS = (("billions", 1e9, 1e11), ("millions", 1e6, 1e7), ("thousands", 1e3, 0))
+_UNITS = (("trillions", 1e12, 1e13), ("billions", 1e9, 1e11), ("millions", 1e6, 1e7), ("thousands", 1e3, 0))
 """A unit, its size, and the smallest largest number of a table that is written in it."""
+
+_CAPACITY = {
+    "forward_values": "every value of the blocks",
+    "kept": "what backward reads, in slots",
+    "text_slots": "all text slots, by liveness",
+    "store": "one attention's store, T H_aux",
+}
 
 Rows = list[dict[str, Any]]
 
@@ -36,47 +44,92 @@ def params(
         str | None, typer.Option(help=f"Construct only this layout: {' or '.join(LAYOUTS)}; default: both.")
     ] = None,
     stack: Annotated[int, typer.Option(help="Weight rows in one prefix token (S in the paper).")] = 4,
+    tokens: Annotated[
+        int | None,
+        typer.Option(help="Text tokens of the compiled network; default: 64, or fewer if the model has fewer."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of descent in the compiled network; default: 1.")] = None,
     json: Json = False,
 ) -> None:
-    """Count the parameters of a model's simulator, from its configuration: no weights, nothing is fetched."""
-    counts = count(model, layout=layout, stack=stack)
+    """Count a model's simulator and its compiled network, from its configuration: no weights, nothing is fetched."""
+    counts = count(model, layout=layout, stack=stack, tokens=tokens, steps=steps)
     if json:
         print_json(counts)
         return
     _print_tables(counts)
 
 
-def count(model: str, *, layout: str | None = None, stack: int = 4) -> dict[str, Any]:
-    """Everything that the command prints: the paper's formula, the construction, what sets them apart, strategies."""
+def count(
+    model: str,
+    *,
+    layout: str | None = None,
+    stack: int = 4,
+    tokens: int | None = None,
+    steps: int | None = None,
+) -> dict[str, Any]:
+    """Everything that the command prints: the paper's formula and theorem, the construction, what sets them apart,
+    strategies, and the compiled network.
+    """
     from tintformer.analysis.accounting import count_parameters, factors, non_zero_share
     from tintformer.analysis.paper_formula import Formula, strategies
     from tintformer.storage.configs import meta_auxiliary, read_config
 
     if layout is not None and layout not in LAYOUTS:
         raise TintError(f"layout={brief(layout)} is unknown; choose one of {', '.join(LAYOUTS)}")
+    if layout == "paper" and (tokens, steps) != (None, None):
+        raise TintError("--tokens and --steps are the network's, which has the lean layout; leave out --layout paper")
     config = read_config(model)
     formula = Formula.of(config, stack=stack)
     auxiliary = meta_auxiliary(config, model)
+    network = None if layout == "paper" else _network(auxiliary, stack=stack, tokens=tokens, steps=steps)
     counted = [
         count_parameters(auxiliary, layout=name, stack=stack, tie_blocks=tied)
         for name in (LAYOUTS if layout is None else (layout,))
         for tied in (False, True)
     ]
-    steps = factors(auxiliary, stack=stack, counted=counted)
+    rows = factors(auxiliary, stack=stack, counted=counted)
     return {
         "model": model,
         "family": auxiliary.family,
         "parameters": auxiliary.model.num_parameters(),
         "symbols": _symbols(formula),
         "formula": [asdict(row) for row in formula.rows()],
+        "theorem": _theorem(formula),
         "constructed": [_constructed(counts) for counts in counted],
-        "factors": [asdict(row) for row in steps],
+        "factors": [asdict(row) for row in rows],
         "non_zero_in_paper_layout": None if layout == "lean" else non_zero_share(auxiliary, stack=stack),
         "strategies": [
-            asdict(row)
-            for row in strategies(formula.dim_aux, paper_linear=formula.linear, lean_linear=steps[-1].linear)
+            asdict(row) for row in strategies(formula.dim_aux, paper_linear=formula.linear, lean_linear=rows[-1].linear)
         ],
+        "network": network,
     }
+
+
+def _theorem(formula: Formula) -> dict[str, Any]:
+    from tintformer.analysis.paper_formula import CONSTANTS
+
+    return {
+        "constants": dict(zip(("c1", "c2", "c3"), CONSTANTS, strict=True)),
+        "parameters": formula.theorem(),
+        "parameters_as_printed": formula.theorem(as_printed=True),
+    }
+
+
+def _network(auxiliary: Auxiliary, *, stack: int, tokens: int | None, steps: int | None) -> dict[str, Any]:
+    """The compiled network; where none can be compiled and none was asked for, the reason."""
+    from tintformer.analysis.network_size import count_network
+    from tintformer.rule.learning_rule import LearningRule
+
+    rule = LearningRule(learning_rate=1e-4, steps=1 if steps is None else steps)
+    try:
+        size = count_network(auxiliary, rule=rule, max_tokens=tokens, stack=stack)
+    except InputError as error:
+        if (tokens, steps) != (None, None):
+            raise
+        return {"reason": str(error)}
+    counted = asdict(size)
+    counted["capacity"]["multiples_of_dim_sim"] = size.capacity.widths
+    return {**counted, "layers_a_step": size.layers_a_step, "depth": size.depth(), "stored": size.stored()}
 
 
 def _constructed(counts: Parameters) -> dict[str, Any]:
@@ -108,6 +161,12 @@ def _print_tables(counts: dict[str, Any]) -> None:
     )
     _print_sizes(counts["formula"], "simulator by the paper's formulas")
     say(f"in all, by the paper's formulas: {counts['formula'][-1]['total']:,} parameters")
+    theorem = counts["theorem"]
+    constants = ", ".join(f"{name} = {value}" for name, value in theorem["constants"].items())
+    say(
+        f"by the paper's theorem, without its surplus D^2, {constants}: {theorem['parameters']:,} parameters "
+        f"(as printed: {theorem['parameters_as_printed']:.3g})"
+    )
     for built in counts["constructed"]:
         tied = "tied blocks" if built["tie_blocks"] else "a block for every layer"
         _print_sizes(built["modules"], f"simulator as constructed: layout {built['layout']}, {tied}")
@@ -126,6 +185,47 @@ def _print_tables(counts: dict[str, Any]) -> None:
         say(f"non-zero in the paper's layout as constructed: {share:.2%} of the entries")
     width = f"one inner product of width {symbols['dim_aux']}"
     print_table(_with_numbers(counts["strategies"], lambda number: f"{number:,}"), title=width)
+    if counts["network"] is not None:
+        _print_network(counts["network"])
+
+
+def _print_network(size: dict[str, Any]) -> None:
+    if reason := size.get("reason"):
+        say(f"no compiled network: {reason}")
+        return
+    steps = "1 step" if size["steps"] == 1 else f"{size['steps']} steps"
+    title = f"compiled network, {size['text_tokens']} tokens, {steps}"
+    print_table(_with_numbers(size["depth"], lambda number: f"{number:,}"), title=f"{title}: layers")
+    say(
+        f"{size['prefix_tokens']:,} prefix tokens and {size['text_tokens']:,} text tokens, {size['width']:,} "
+        f"coordinates each: {size['weight_slots']} weight slots and {size['slots']:,} text slots of "
+        f"{size['slot_width']:,}"
+    )
+    say(f"each further step: {size['layers_a_step']:,} layers, and those that clear slots for them")
+    _print_stored(size["stored"], title)
+    say(f"{size['auxiliary']:,} parameters hold the auxiliary")
+    capacity = size["capacity"]
+    rows = [
+        {"kept for backward": text, "coordinates": capacity[name], "of the paper's": f"{many:.2f} x"}
+        for name, many in capacity["multiples_of_dim_sim"].items()
+        for text in [_CAPACITY[name]]
+    ]
+    title = f"a token of the paper has D_sim = {capacity['dim_sim']:,} coordinates"
+    print_table(_with_numbers(rows, lambda number: f"{number:,}"), title=title)
+
+
+def _print_stored(rows: Rows, title: str) -> None:
+    """Parameters by how they are stored, each row in a unit of its own: they differ by factors of a million."""
+    written: Rows = []
+    for row in rows:
+        name, unit = next((name, unit) for name, unit, least in _UNITS if row["total"] >= least)
+        texts = {key: f"{value / unit:,.3f}" for key, value in row.items() if type(value) is int}
+        written.append({"parameters": f"{row['parameters']}, {name}", **texts})
+    widths = {key: max(len(row[key]) for row in written) for key in written[0]}
+    flush = [
+        {key: text if key == "parameters" else text.rjust(widths[key]) for key, text in row.items()} for row in written
+    ]
+    print_table(flush, title=f"{title}: parameters of the layers")
 
 
 def _print_sizes(rows: Rows, title: str) -> None:

@@ -34,6 +34,7 @@ from tintformer.simulator.modules.norm import ReadRows, RowDescent
 from tintformer.simulator.modules.self_attention import AttentionBackward
 from tintformer.simulator.pieces import Cut
 from tintformer.simulator.primitives import tokenwise
+from tintformer.simulator.regions import Phase
 from tintformer.simulator.simulator import Simulator
 
 
@@ -54,7 +55,7 @@ class Symbol:
     # What modules do between primitives: they add, sum over pieces and spread one piece over all.
 
     def __add__(self, other: Symbol) -> Symbol:
-        return self.compiler.add((self, other))
+        return self.compiler.sum_of((self, other))
 
     def sum(self, dim: int, *, keepdim: bool) -> Symbol:
         assert dim == 1 and keepdim, "only pieces are summed"
@@ -104,7 +105,10 @@ class Compiler:
         self.geometry = simulator.geometry
         self.program = Program()
         self.stage, self.op = Stage("below"), "embedding"
+        self.phase: Phase = "forward"
         self.blocks = {name: number for number, name in enumerate(simulator.prefix)}
+        self.turns: dict[int, torch.nn.Parameter] = {}
+        """The quarter turn of each rotary in use, by its number: wide, so that all layers share one."""
         self.later = torch.ones(num_tokens, num_tokens, dtype=torch.bool).triu(1)
         self.flags = self._given("flags", -(-len(COORDINATES) // self.geometry.dim_slot))
 
@@ -116,7 +120,7 @@ class Compiler:
     # Writing down.
 
     def emit(self, layer: Layer) -> None:
-        layer.stage, layer.op = self.stage, self.op
+        layer.stage, layer.op, layer.phase = self.stage, self.op, self.phase
         self.program.layers.append(layer)
 
     def new(self, name: str, count: int) -> tuple[Quantity, ...]:
@@ -146,7 +150,7 @@ class Compiler:
             x, _ = self.forward(embedding.projection, (x,))
         if embedding.positions is not None:
             self.op = "embedding"
-            x = self.add((x, Symbol(self, self._given("positions", len(x)), x.cut)))
+            x = self.sum_of((x, Symbol(self, self._given("positions", len(x)), x.cut)))
         if embedding.norm is not None:
             x, _ = self.forward(embedding.norm, (x,))
         return x
@@ -156,9 +160,9 @@ class Compiler:
         return x
 
     def forward(self, op: Op | Join, inputs: tuple[Symbol, ...]) -> tuple[Symbol, Any]:
-        self.op = op.name
+        self.op, self.phase = op.name, "forward"
         if isinstance(op, Add):
-            return self.add(inputs), inputs
+            return self.sum_of(inputs), inputs
         wired, module = self.simulator.wired[op.name], self.simulator.modules_of(op).forward_module
         match op:
             case Linear():
@@ -178,7 +182,7 @@ class Compiler:
         return Symbol(self, y.quantities, wired.out), inputs
 
     def backward(self, op: Op | Join, saved: Any, gradient: Symbol) -> tuple[Symbol | None, ...]:
-        self.op = op.name
+        self.op, self.phase = op.name, "backward"
         if isinstance(op, Add):
             return (gradient,) * len(saved)
         return tuple(
@@ -206,7 +210,7 @@ class Compiler:
                 return self._attend_backward(op, module, gradient, *saved)
 
     def descend(self, op: Op | Join, saved: Any, gradient: Symbol) -> None:
-        self.op = op.name
+        self.op, self.phase = op.name, "descent"
         (x,) = saved
         assert isinstance(op, Linear | Norm), f"{op.name} has no parameters"
         if isinstance(op, Linear):
@@ -219,6 +223,11 @@ class Compiler:
         module(gradient, x, self._prefix(op))
 
     def add(self, terms: Sequence[Symbol]) -> Symbol:
+        self.phase = "backward"  # the walk adds gradients, behind the descent of an op too
+        return self.sum_of(terms)
+
+    def sum_of(self, terms: Sequence[Symbol]) -> Symbol:
+        """A residual connection, and what modules add between their primitives."""
         if len(terms) == 1:
             return terms[0]
         count = len(terms[0])
@@ -228,7 +237,7 @@ class Compiler:
         return y
 
     def loss_gradient(self, x: Symbol) -> Symbol:
-        self.op = "loss"
+        self.op, self.phase = "loss", "backward"
         if not self.program.before:
             self.program.before = x.quantities
         gradient, unit = self.symbol("gradient", 1), self.simulator.loss_gradient.feed_forward
@@ -241,7 +250,8 @@ class Compiler:
         weight = self.symbol("weight", 1)
         spread = torch.zeros(self.geometry.dim_slot, coordinate("loss weight") + 1, dtype=self.simulator.dtype)
         spread[:, coordinate("loss weight")] = 1
-        self.emit(LinearMap([self.flag], weight.quantities, [Term(0, 0, matrix=0)], [spread]))
+        terms = [Term(0, 0, matrix=0)]
+        self.emit(LinearMap([self.flag], weight.quantities, terms, [spread], num_non_zero=[len(spread)]))
         return Symbol(self, self._gated(gradient, weight, tokenwise.Gated()).quantities, x.cut)
 
     # The parts of modules.
@@ -298,7 +308,7 @@ class Compiler:
         count = max(len(x), len(matrices))
         y = self.symbol("map", count)
         terms = [Term(i, i % len(x), matrix=i % len(matrices)) for i in range(count)]
-        self.emit(LinearMap(x.quantities, y.quantities, terms, matrices))
+        self.emit(LinearMap(x.quantities, y.quantities, terms, matrices, num_non_zero=part.num_non_zero))
         return y
 
     def sum_pieces(self, x: Symbol) -> Symbol:
@@ -359,9 +369,13 @@ class Compiler:
         (cos,), (sin,) = self._given(f"cosines {number}", 1), self._given(f"sines {number}", 1)
         x = [quantity for value in values for quantity in value.quantities]
         across, turned = self.new("across", len(x)), self.new("turned", len(x))
-        matrix = quarter_turn(op.position, op.head_dim, self.geometry.dim_slot, self.simulator.dtype)
+        if number not in self.turns:
+            turn = quarter_turn(op.position, op.head_dim, self.geometry.dim_slot, self.simulator.dtype)
+            self.turns[number] = tokenwise.constant(turn)
         terms = [Term(i, i, -1.0 if inverse else 1.0, matrix=0) for i in range(len(x))]
-        self.emit(LinearMap(x, across, terms, [matrix]))
+        # A turn has one entry in each row of a pair.
+        num_turned = 2 * len(op.position.inverse_frequencies) * (self.geometry.dim_slot // op.head_dim)
+        self.emit(LinearMap(x, across, terms, [self.turns[number]], num_non_zero=[num_turned]))
         self.emit(GatedUnit(x, [cos] * len(x), turned, tokenwise.Gated()))
         self.emit(GatedUnit(across, [sin] * len(x), turned, tokenwise.Gated()))
         results: list[Symbol] = []
@@ -482,9 +496,9 @@ def allocate(program: Program, *, keep: Sequence[Quantity], num_loops: int = 1) 
         read = {quantity for layer in layers[first:behind] for quantity in layer.reads}
         allocator.keep_until(behind - 1, earlier & read)
         below = allocator.place(layers[:first])
-        below += allocator.clear(layers[first].stage)
+        below += allocator.clear(layers[first])
         body = allocator.place(layers[first:behind], first)
-        body += allocator.clear(layers[behind - 1].stage)
+        body += allocator.clear(layers[behind - 1])
         result = below + body * num_loops + allocator.place(layers[behind:], behind)
     return Allocation(layers=result, slots=allocator.slots, num_slots=allocator.num_slots)
 
@@ -520,7 +534,7 @@ class _Allocator:
                     continue
                 if not self.clean and self.dirty:
                     # All of them at once: clearing costs depth, and a new slot costs width.
-                    result += self.clear(layer.stage)
+                    result += self.clear(layer)
                 if not self.clean:
                     self.clean.append(self.num_slots)
                     self.num_slots += 1
@@ -531,12 +545,12 @@ class _Allocator:
             self.dirty += [each for each in used if each in self.slots and self.last[each] == index]
         return result
 
-    def clear(self, stage: Stage) -> list[Layer]:
-        """A layer that clears what nobody reads any more: x - x = 0, exactly."""
+    def clear(self, beside: Layer) -> list[Layer]:
+        """A layer that clears what nobody reads any more, x - x = 0, exactly; it is part of the stage of another."""
         if not self.dirty:
             return []
         layer = LinearMap(self.dirty, self.dirty, [Term(i, i, -1.0) for i in range(len(self.dirty))])
-        layer.stage, layer.op = stage, "clear"
+        layer.stage, layer.op, layer.phase = beside.stage, "clear", beside.phase
         layer.place(self.slots)
         self.clean = sorted((*self.clean, *(self.slots[each] for each in self.dirty)), reverse=True)
         self.dirty = []

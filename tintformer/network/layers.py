@@ -20,6 +20,7 @@ from tintformer.simulator.primitives.tokenwise import Activation, FeedForward, G
 
 if TYPE_CHECKING:
     from tintformer.execution.executor import Stage
+    from tintformer.simulator.regions import Phase
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +35,8 @@ class Layer(nn.Module):
 
     stage: Stage
     op: str
+    phase: Phase
+    """The direction of the op that it is part of."""
 
     def __init__(self, reads: Sequence[Quantity], writes: Sequence[Quantity]):
         super().__init__()
@@ -82,10 +85,15 @@ class LinearMap(TokenLayer):
         terms: Sequence[Term],
         matrices: Sequence[Tensor] = (),
         scale: float = 1.0,
+        num_non_zero: Sequence[int] = (),
     ):
+        """`num_non_zero`: of each matrix, which may have no data to count them in."""
         super().__init__(reads, writes)
-        self.terms, self.scale = tuple(terms), scale
-        self.matrices = nn.ParameterList(constant(matrix.detach()) for matrix in matrices)
+        self.terms, self.scale, self.num_non_zero = tuple(terms), scale, tuple(num_non_zero)
+        assert len(self.num_non_zero) == len(matrices), "every matrix says how many entries are not zero"
+        # A parameter is taken as it is: layers of one module share its maps.
+        shared = (each if isinstance(each, nn.Parameter) else constant(each.detach()) for each in matrices)
+        self.matrices = nn.ParameterList(shared)
 
     def compute(self, *regions: Tensor) -> Sequence[Tensor]:
         sums: dict[int, Tensor] = {}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tintformer.rule.learning_rule import Gradient, LearningRule
 from tintformer.simulator.pieces import Cut
-from tintformer.simulator.primitives.tokenwise import Combine, Gated, GroupNorm, Narrow
+from tintformer.simulator.primitives.tokenwise import CPU, Combine, Gated, GroupNorm, Narrow
 from tintformer.simulator.regions import Region, Regions
 
 Pieces = Float[Tensor, "B N T Dslot"]
@@ -88,7 +88,7 @@ class Groups:
 
     def membership(self) -> Float[Tensor, "G Dslot"]:
         """1 where a coordinate belongs to a group."""
-        member = torch.zeros(self.in_piece, self.dim_slot, dtype=torch.float64)
+        member = torch.zeros(self.in_piece, self.dim_slot, dtype=torch.float64, device=CPU)
         for group in range(self.in_piece):
             member[group, group * self.extent : (group + 1) * self.extent] = 1
         return member
@@ -128,7 +128,8 @@ class Length(nn.Module):
         # With s the length, mean(x * x / s) + c (c / s) / size = s^2 / s = s: no root is needed but that of the norm.
         member = groups.membership().mT
         self.read = Narrow(groups.membership() / groups.size)
-        self.rest = Narrow(torch.eye(groups.in_piece, dtype=torch.float64) * self.norm.coordinate / groups.size)
+        one = torch.eye(groups.in_piece, dtype=torch.float64, device=CPU)
+        self.rest = Narrow(one * self.norm.coordinate / groups.size)
         self.spread = Narrow(member.clone())
         self.invert = Narrow(member / self.norm.coordinate)
         self.product = Gated()

@@ -19,7 +19,7 @@ from tintformer.simulator.modules.differences import Difference, Groups, Mean
 from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward, by_heads
 from tintformer.simulator.pieces import Cut, groups_in_pieces
 from tintformer.simulator.primitives.attention import Attention, Bias, Port, Positional, Weigh
-from tintformer.simulator.primitives.tokenwise import Combine, DimensionWise, FixedGate, Gated, Narrow, Recordable
+from tintformer.simulator.primitives.tokenwise import CPU, Combine, DimensionWise, FixedGate, Gated, Narrow, Recordable
 from tintformer.simulator.regions import PREFIX, Region, Regions
 
 Pieces = Float[Tensor, "B N T Dslot"]
@@ -160,8 +160,8 @@ class Pool(nn.Module):
     def __init__(self, cut: Cut, groups: Groups):
         super().__init__()
         # Norms of queries and keys have one scale for all heads, with a copy a head: copies must stay equal.
-        one = torch.eye(groups.size, dtype=torch.float64)
-        copies = torch.zeros(cut.count, groups.size, groups.dim_slot, dtype=torch.float64)
+        one = torch.eye(groups.size, dtype=torch.float64, device=CPU)
+        copies = torch.zeros(cut.count, groups.size, groups.dim_slot, dtype=torch.float64, device=CPU)
         for piece, num_groups in zip(copies, groups_in_pieces(cut, groups.size), strict=True):
             piece[:, : num_groups * groups.size] = one.repeat(1, num_groups)
         self.gather, self.copy = Narrow(copies), Narrow(copies.mT.clone())

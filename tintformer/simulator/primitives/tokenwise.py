@@ -73,6 +73,10 @@ class SplitWise(Primitive):
         return torch.einsum("hed,bnhmtd->bnhmte", self.weight[first : first + heads.shape[2]], heads)
 
 
+CPU = torch.device("cpu")
+"""Where narrow maps are made, also for a model of shapes alone: how many of their entries are zero is then known."""
+
+
 class Narrow(Primitive):
     """An ordinary linear map with few rows or few columns: sums over coordinates, and spreads of one number.
 
@@ -82,6 +86,8 @@ class Narrow(Primitive):
     def __init__(self, weight: Float[Tensor, "*pieces out_ in_"]):
         super().__init__()
         self.weight = constant(weight)
+        self.num_non_zero: list[int] = weight.count_nonzero((-2, -1)).view(-1).tolist()
+        """Of each matrix; counted here, where it has data, which a model of shapes alone later has not."""
 
     def forward(self, x: Float[Tensor, "*shape in_"]) -> Float[Tensor, "*result out_"]:
         return x @ self.weight.mT
