@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tintformer.cli.options import Json
+from tintformer.cli.options import Json, TranspositionOption
 from tintformer.console import print_json, print_table
 from tintformer.errors import TintError
 
@@ -36,17 +36,18 @@ def params(
         str | None, typer.Option(help=f"Construct only this layout: {' or '.join(LAYOUTS)}; default: both.")
     ] = None,
     stack: Annotated[int, typer.Option(help="Weight rows in one prefix token (S in the paper).")] = 4,
+    transposition: TranspositionOption = None,
     json: Json = False,
 ) -> None:
     """Count the parameters of a model's simulator, from its configuration: no weights, nothing is fetched."""
-    counts = count(model, layout=layout, stack=stack)
+    counts = count(model, layout=layout, stack=stack, transposition=transposition)
     if json:
         print_json(counts)
         return
     _print_tables(counts)
 
 
-def count(model: str, *, layout: str | None = None, stack: int = 4) -> dict[str, Any]:
+def count(model: str, *, layout: str | None = None, stack: int = 4, transposition: str | None = None) -> dict[str, Any]:
     """Everything that the command prints: the paper's formula, the construction, what sets them apart, strategies."""
     from tintformer.analysis.accounting import count_parameters, factors, non_zero_share
     from tintformer.analysis.paper_formula import Formula, strategies
@@ -58,7 +59,7 @@ def count(model: str, *, layout: str | None = None, stack: int = 4) -> dict[str,
     formula = Formula.of(config, stack=stack)
     auxiliary = meta_auxiliary(config, model)
     counted = [
-        count_parameters(auxiliary, layout=name, stack=stack, tie_blocks=tied)
+        count_parameters(auxiliary, layout=name, stack=stack, tie_blocks=tied, transposition=transposition)
         for name in (LAYOUTS if layout is None else (layout,))
         for tied in (False, True)
     ]

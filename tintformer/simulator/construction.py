@@ -40,20 +40,23 @@ class Construction:
     """`printed`: the paper's form. `pair`: two softmaxes at +epsilon and -epsilon, exact to a higher order."""
     softmax_epsilon: float | None = None
     """Step of the softmax forms; None: the best measured for the dtype."""
-    transposition: Transposition = "scores"
+    transposition: Transposition | None = None
     """How the backward attention gets at transposed scores: as a feature of attention (`scores`), or by storing them
-    in the tokens and reading them back (`stored`), where the training part fits a head."""
+    in the tokens and reading them back (`stored`), which refuses a training part that does not fit the store. None:
+    `scores` with the lean layout; with the paper's, `stored` in every pass whose training part fits."""
 
     def __post_init__(self) -> None:
         choices = {
             "layout": get_args(LayoutName),
             "attention": get_args(AttentionForm),
             "softmax_form": get_args(SoftmaxForm),
-            "transposition": get_args(Transposition),
+            "transposition": (None, *get_args(Transposition)),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
-                raise InputError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(allowed)}")
+                raise InputError(
+                    f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(filter(None, allowed))}"
+                )
         if self.tie_blocks not in (True, False):
             raise InputError(f"tie_blocks={self.tie_blocks!r} must be true or false")
         epsilon: Any = self.softmax_epsilon

@@ -139,7 +139,7 @@ class Attention(Primitive):
             heads = factor(heads)
         return heads
 
-    def _collect(self, terms: list[Term], value: Heads) -> Heads:
+    def _collect(self, terms: list[Term], value: Tensor) -> Heads:
         """The values under the weights of every term; a form other than linear has more heads than one set."""
         sums: list[Tensor] = []
         for weights, factor in terms:
