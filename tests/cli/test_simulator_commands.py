@@ -1,5 +1,5 @@
 # pyright: basic
-"""`tint build` and `tint params`, run as a user would."""
+"""Commands that build, count, check and show a simulator, run as a user would, and their options."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -15,6 +16,10 @@ from patience import PATIENCE
 from tiny import TEXT, save_model
 
 import tintformer as tint
+from tintformer.cli.app import app
+from tintformer.cli.options import CONSTRUCTION_OPTIONS, flag_of
+from tintformer.simulator import construction
+from tintformer.simulator.construction import Construction
 
 TINT = Path(sys.executable).with_name("tint")
 
@@ -127,3 +132,75 @@ def test_inspect_shows_the_plan_and_the_values(model: Path) -> None:
     assert plan.returncode == 0 and "prefix token 0: slot 0 = row 0" in plan.stdout
     values = run("inspect", model, TEXT, "--learning-rate", "1e-3", "--tokens", 16)
     assert values.returncode == 0 and "step 1, backward" in values.stdout and "rms" in values.stdout
+
+
+# Options for the knobs of a construction.
+
+
+def options_of(command: str) -> dict[str, Any]:
+    from typer.main import get_command
+
+    group: Any = get_command(app)
+    return {flag: option for option in group.commands[command].params for flag in option.opts}
+
+
+@pytest.mark.parametrize("command", ["build", "verify", "inspect", "run"])
+def test_every_knob_of_a_simulator_has_its_option(command: str) -> None:
+    """A knob that is added to `Construction` without an option fails here."""
+    assert set(CONSTRUCTION_OPTIONS) == set(Construction.__dataclass_fields__)
+    options = options_of(command)
+    for name in Construction.__dataclass_fields__:
+        option = options[flag_of(name)]
+        assert option.name == name and option.help and option.default is None
+
+
+def test_options_name_every_choice_of_a_knob() -> None:
+    options = options_of("build")
+    choices = {
+        "layout": construction.LayoutName,
+        "attention": construction.AttentionForm,
+        "softmax_form": construction.SoftmaxForm,
+        "transposition": construction.Transposition,
+    }
+    for name, literal in choices.items():
+        assert all(choice in options[flag_of(name)].help for choice in get_args(literal)), name
+
+
+def test_every_option_reaches_the_construction(model: Path, tmp_path: Path) -> None:
+    given = {
+        "layout": "paper",
+        "stack": 2,
+        "tie_blocks": False,
+        "attention": "softmax",
+        "softmax_form": "printed",
+        "softmax_epsilon": 0.01,
+        "transposition": "stored",
+    }
+    assert set(given) == set(Construction.__dataclass_fields__)
+    words = [word for name, value in given.items() for word in (flag_of(name), *([] if value is False else [value]))]
+    done = run("build", model, "-o", tmp_path / "sim", "--learning-rate", "1e-3", "--json", *words)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["construction"] == given
+    assert tint.Simulator.from_pretrained(tmp_path / "sim").construction == Construction(**given)
+
+
+def test_run_says_which_transposition_a_training_part_was_given(model: Path) -> None:
+    arguments = ("run", model, TEXT, "--learning-rate", "1e-3", "--engine", "simulator", "--layout", "paper", "--json")
+    found = {}
+    for train_tokens in (4, 80):
+        done = run(*arguments, "--train-tokens", train_tokens)
+        assert done.returncode == 0, done.stderr
+        found[train_tokens] = json.loads(done.stdout)["construction"]["transposition"]
+    assert found == {4: "stored", 80: "scores"}
+
+
+def test_knobs_of_another_engine_are_refused_in_one_line(model: Path) -> None:
+    for words, message in (
+        (("run", model, TEXT, "--softmax-form", "pair"), "softmax_form: knobs of the simulator; leave them out"),
+        (("inspect", model, "--engine", "network", "--untied"), "--untied is a knob of the simulator's modules"),
+        (("run", model, TEXT, "--adapted", "x", "--untied"), "--adapted trains no further, so leave out --untied"),
+        (("build", model, "-o", "x", "--learning-rate", 1, "--softmax-epsilon", 3), "softmax_epsilon=3.0 must be"),
+    ):
+        done = run(*words)
+        assert done.returncode == 2 and message in done.stderr, done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1

@@ -39,7 +39,13 @@ SAVED: dict[str, dict[str, Any]] = {
     },
     "gpt2-odd-lean-full": {"model": "gpt2-odd", "rule": "full", "stack": 2, "full": True},
     "qwen3-lean-untied": {"model": "qwen3", "rule": "central-relative", "tie_blocks": False},
-    "llama-yarn-paper": {"model": "llama-yarn", "rule": "full", "layout": "paper", "stack": 1},
+    "llama-yarn-paper": {
+        "model": "llama-yarn",
+        "rule": "full",
+        "layout": "paper",
+        "stack": 1,
+        "transposition": "scores",
+    },
     "gemma-softmax": {"model": "gemma", "rule": "default", "attention": "softmax", "dtype": torch.float32},
     "bloom-stored": {"model": "bloom", "rule": "norm-scale", "transposition": "stored", "dtype": torch.float32},
 }

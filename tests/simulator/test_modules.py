@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import FIRST, call, make_batch, make_model, make_rule
+from cases import FIRST, assert_same, call, make_batch, make_model, make_rule
 from torch import Tensor
 
 import tintformer as tint
@@ -309,6 +309,26 @@ def test_scores_that_do_not_fit_a_head_are_refused() -> None:
         call(simulator, batch)
     batch["train_mask"][:] = torch.arange(24) < 21
     assert call(simulator, batch).logits.shape == (1, 24, 29)
+
+
+def test_the_papers_layout_stores_scores_where_they_fit() -> None:
+    """By default, and pass by pass: the length of a training part is known with the batch."""
+    model, rule = make_model("gpt2"), make_rule("default")
+    by_default, stored, scores = (
+        tint.build(model, rule, layout="paper", transposition=way) for way in (None, "stored", "scores")
+    )
+    capacity: Any = by_default.store_capacity
+    assert capacity == stored.store_capacity == 21 and scores.store_capacity is None
+    for num_tokens, way, name in ((capacity, stored, "stored"), (capacity + 1, scores, "scores")):
+        batch = make_batch(lengths=(24,))
+        batch["train_mask"][:] = torch.arange(24) < num_tokens
+        assert by_default.transposition_of(num_tokens) == way.transposition_of(num_tokens) == name
+        found, wanted = call(by_default, batch), call(way, batch)
+        assert_same(found.logits, wanted.logits)
+        for parameter, update in wanted.updates(0).items():
+            assert_same(found.updates(0)[parameter], update)
+    lean = tint.build(model, rule)
+    assert lean.store_capacity is None and lean.transposition_of(2) == "scores"
 
 
 @pytest.mark.parametrize("layout", ["lean", "paper"])

@@ -284,6 +284,7 @@ def _differences(simulator: Simulator, formula: Formula) -> list[CountDifference
     positions = (g.num_prefix + MAX_POSITIONS) * g.head_dim
     second_map = g.head_dim * g.num_heads**2
     difference = 2 * formula.dim_sim * formula.num_heads
+    stored = sum(sums["attention", "backward", part] for part in ("one-hot positions", "switches"))
     like_table = ("maps between heads", "switches", "homogeneous constants", "one-hot positions")
     reasons = {
         "slots padded for the homogeneous coordinate": num_modules * (4 * split + 3 * positions - q),
@@ -297,7 +298,8 @@ def _differences(simulator: Simulator, formula: Formula) -> list[CountDifference
         - sum(of(part) for part in (*like_table, SCALES))
         - 2 * layers * difference,
         "descent of norm scales, which the table leaves out": of(SCALES),
-        "attention over the auxiliary's own heads": all_of("attention") - 2 * layers * q,
+        "attention over the auxiliary's own heads": all_of("attention") - stored - 2 * layers * q,
+        "positions by which stored scores are read": stored,
         "descent of attention uses the backward module's value gradient": -layers * q,
         "activations and products need no linear layer": all_of("activation", "product")
         - layers * (formula.split + difference),

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tintformer.cli.options import (
-    AttentionOption,
     Dtype,
     Json,
-    LayoutOption,
     Model,
     RuleOptions,
-    SoftmaxFormOption,
-    Stack,
     Text,
-    Untied,
-    construction_knobs,
+    with_construction_options,
     with_rule_options,
 )
 from tintformer.cli.rule_setup import choose_rule, open_model, print_rate, provenance, warnings_as_lines
@@ -34,18 +30,15 @@ if TYPE_CHECKING:
     from tintformer.simulator.simulator import Simulator
 
 
+@with_construction_options
 @with_rule_options
 def build(
     model: Model,
     text: Text = None,
     *,
     rule: RuleOptions,
+    knobs: dict[str, Any],
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory to write; made if it is not there.")],
-    layout: LayoutOption = None,
-    stack: Stack = None,
-    untied: Untied = False,
-    attention: AttentionOption = None,
-    softmax_form: SoftmaxFormOption = None,
     full: Annotated[bool, typer.Option("--full", help="Write every constructed tensor, not only the weights.")] = False,
     file: Annotated[Path | None, typer.Option(help="A text to find the learning rate on.")] = None,
     dtype: Dtype = "float32",
@@ -59,9 +52,6 @@ def build(
         raise InputError("the learning rate is built in: give --learning-rate, or a text to find it on")
     rule.build()
     _check_directory(output)
-    knobs = construction_knobs(
-        layout=layout, stack=stack, untied=untied, attention=attention, softmax_form=softmax_form
-    )
     with warnings_as_lines():
         auxiliary = open_model(model, dtype)
         settled, choice = _settle(auxiliary, rule, model, text, file)
@@ -120,6 +110,8 @@ def _sizes(simulator: Simulator, output: Path) -> dict[str, Any]:
     return {
         "layout": g.layout,
         "tie_blocks": simulator.construction.tie_blocks,
+        "construction": asdict(simulator.construction),
+        "store_capacity": simulator.store_capacity,
         "stack": g.stack,
         "shards": g.shards,
         "dim_aux": g.dim_aux,
@@ -140,5 +132,8 @@ def _print(record: dict[str, Any]) -> None:
     names = ("stack", "shards", "dim_aux", "dim_slot", "dim_sim", "num_heads", "num_prefix")
     print_table([{name: record[name] for name in names}], title=title)
     say(f"{record['structural']:,} constructed parameters, {record['auxiliary']:,} that hold the model's weights")
+    if (capacity := record["store_capacity"]) is not None:
+        longer = "are refused" if record["construction"]["transposition"] else "have their scores transposed instead"
+        say(f"backward attention stores the scores of up to {capacity} training tokens; more {longer}")
     print_rate(record)
     say(f"wrote {record['output']} ({record['bytes'] / 1e6:.1f} MB)")

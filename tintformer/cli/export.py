@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tintformer.cli.options import Dtype, Json, Model, RuleOptions, Stack, Text, with_rule_options
+from tintformer.cli.options import Dtype, Json, Model, RuleOptions, StackOption, Text, with_rule_options
 from tintformer.cli.rule_setup import (
     check_dtype,
     choose_rule,
@@ -48,7 +48,7 @@ def export(
     engine: Annotated[
         str, typer.Option(help="network (one transformer), or fast (the fast engine's pass).")
     ] = "network",
-    stack: Stack = None,
+    stack: StackOption = None,
     loop: Annotated[
         bool, typer.Option("--loop", help="Of the network: the layers of one step, again for every further step.")
     ] = False,

@@ -10,16 +10,12 @@ import typer
 
 from tintformer.cli.inspect_network import inspect_network
 from tintformer.cli.options import (
-    AttentionOption,
     Dtype,
     Json,
-    LayoutOption,
     RuleOptions,
-    Stack,
     Text,
-    Untied,
-    construction_knobs,
     given_names,
+    with_construction_options,
     with_rule_options,
 )
 from tintformer.cli.rule_setup import choose_rule, finite, open_model, provenance, quiet_libraries, warnings_as_lines
@@ -73,6 +69,7 @@ class View:
         return num_train - 2 if self.token is None else self.token
 
 
+@with_construction_options
 @with_rule_options
 def inspect(
     model: Annotated[
@@ -85,16 +82,13 @@ def inspect(
     text: Text = None,
     *,
     rule: RuleOptions,
+    knobs: dict[str, Any],
     file: Annotated[Path | None, typer.Option(help="Read the text from a file; - is standard input.")] = None,
     engine: Annotated[
         str,
         typer.Option(help="simulator: its modules and their regions. network: the compiled layers and their slots."),
     ] = "simulator",
     values: Annotated[bool, typer.Option("--values", help="Run the pass, on a short text if none is given.")] = False,
-    layout: LayoutOption = None,
-    stack: Stack = None,
-    untied: Untied = False,
-    attention: AttentionOption = None,
     block: Annotated[
         int | None, typer.Option(help="Show this block alone; default: the last, and what is outside of the blocks.")
     ] = None,
@@ -122,7 +116,6 @@ def inspect(
     runs are shown: what it is given, what it makes on the way, what it returns. With --engine network they are read
     from the one stream, layer by layer: which slot holds what, what is written, what is no longer needed.
     """
-    knobs = construction_knobs(layout=layout, stack=stack, untied=untied, attention=attention)
     view = View(block=block, everything=everything, token=token, prefix_token=prefix_token, first=first)
     split = Split(train_fraction=train_fraction, train_tokens=train_tokens)
     rule.build()
@@ -168,7 +161,7 @@ class Subject:
     knobs: Record
 
     def __post_init__(self) -> None:
-        given = [*given_names(self.rule), *(f"--{name}".replace("tie_blocks", "untied") for name in self.knobs)]
+        given = given_names({**self.rule, **self.knobs})
         if self.is_built and given:
             raise InputError(f"{self.model} is a simulator already, so leave out {', '.join(given)}")
 

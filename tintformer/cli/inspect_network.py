@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from tintformer.cli.options import flag_of
 from tintformer.cli.rule_setup import choose_rule, finite, open_model, provenance, warnings_as_lines
 from tintformer.console import print_json, say
 from tintformer.errors import InputError
@@ -35,7 +36,9 @@ def inspect_network(
     if model is None:
         raise InputError("there is no model: give a directory or a hub id such as gpt2")
     if foreign := sorted(set(knobs) - {"stack"}):
-        raise InputError(f"--{foreign[0]} is a knob of the simulator's modules; leave it out with --engine network")
+        raise InputError(
+            f"{flag_of(foreign[0])} is a knob of the simulator's modules; leave it out with --engine network"
+        )
     with warnings_as_lines():
         if content is None:
             record = _layers_alone(model, rule, knobs, view, tokens)

@@ -1,4 +1,4 @@
-"""Options that commands share: where the text comes from, and the learning rule, whose knobs become options."""
+"""Options that commands share: the text, the learning rule and the simulator, whose knobs become options."""
 
 from __future__ import annotations
 
@@ -34,18 +34,38 @@ Model = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Text = Annotated[str | None, typer.Argument(help="The text; - reads standard input.", show_default=False)]
-LayoutOption = Annotated[
+SIMULATOR_PANEL = "Simulator"
+
+
+def _knob(text: str, *flags: str) -> Any:
+    return typer.Option(*flags, help=text, show_default=False, rich_help_panel=SIMULATOR_PANEL)
+
+
+TranspositionOption = Annotated[
     str | None,
-    typer.Option(help="Of the simulator: lean (default), or paper (the sizes of the paper's table)."),
+    _knob(
+        "Backward attention: scores (transposed by the attention itself) or stored (kept in the tokens and read back, "
+        "as in the paper); default: scores with lean, stored with paper where the training part fits."
+    ),
 ]
-Stack = Annotated[
-    int | None, typer.Option(help="Of the simulator: rows of a matrix in one prefix token (S in the paper); default 4.")
-]
-Untied = Annotated[bool, typer.Option("--untied", help="Modules of its own for every layer, not one block looped.")]
-AttentionOption = Annotated[
-    str | None, typer.Option(help="linear (default), or softmax: every linear attention by softmax attentions.")
-]
-SoftmaxFormOption = Annotated[str | None, typer.Option(help="With softmax: pair (default) or printed.")]
+# Spelt out and not derived, as `Construction` imports torch; a test compares the two.
+StackOption = Annotated[int | None, _knob("Rows of a matrix in one prefix token (S in the paper); default 4.")]
+CONSTRUCTION_OPTIONS: dict[str, Any] = {
+    "layout": Annotated[str | None, _knob("lean (default), or paper (the sizes of the paper's table).")],
+    "stack": StackOption,
+    "tie_blocks": Annotated[
+        bool | None, _knob("Modules of its own for every layer, not one block looped.", "--untied")
+    ],
+    "attention": Annotated[
+        str | None, _knob("linear (default), or softmax: every linear attention by softmax attentions.")
+    ],
+    "softmax_form": Annotated[str | None, _knob("With softmax attention: pair (default) or printed.")],
+    "softmax_epsilon": Annotated[
+        float | None, _knob("With softmax attention: its step; default: the best measured for form and dtype.")
+    ],
+    "transposition": TranspositionOption,
+}
+"""An option for every knob of `Construction`."""
 Dtype = Annotated[str, typer.Option(help=f"Dtype of the model: {', '.join(DTYPES)}.")]
 
 
@@ -88,16 +108,35 @@ def check_rate(rate: float) -> float:
 
 def with_rule_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command an option for every knob of the learning rule; it receives those given as `rule`."""
-    knobs = _rule_parameters()
+    return _with_options(command, "rule", _rule_parameters(), RuleOptions)
+
+
+def with_construction_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command an option for every knob of a simulator; it receives those given as `knobs`."""
+    options = {
+        name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
+        for name, option in CONSTRUCTION_OPTIONS.items()
+    }
+    return _with_options(command, "knobs", options, _construction_knobs)
+
+
+def _with_options(
+    command: Callable[..., None],
+    receives: str,
+    options: dict[str, inspect.Parameter],
+    gather: Callable[[dict[str, Any]], Any],
+) -> Callable[..., None]:
+    """A command with further options; those that were given are gathered into one of its arguments."""
     own = dict(inspect.signature(command, eval_str=True).parameters)
-    del own["rule"]
+    del own[receives]
 
     @wraps(command)
     def wrapped(**arguments: Any) -> None:
-        given = {name: arguments.pop(name) for name in knobs}
-        command(**arguments, rule=RuleOptions({name: value for name, value in given.items() if value is not None}))
+        given = {name: arguments.pop(name) for name in options}
+        given = {name: value for name, value in given.items() if value is not None}
+        command(**arguments, **{receives: gather(given)})
 
-    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (own | knobs).values()]
+    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (own | options).values()]
     # typer reads the signature and the annotations.
     wrapped.__signature__ = inspect.Signature(parameters, return_annotation=None)  # pyright: ignore[reportAttributeAccessIssue]
     wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -138,13 +177,16 @@ def attribute_docstrings(owner: type) -> dict[str, str]:
     return texts
 
 
-def construction_knobs(*, untied: bool, **given: Any) -> dict[str, Any]:
-    """The knobs of a simulator that were given; the others keep the defaults of `Construction`."""
-    knobs = {name: value for name, value in given.items() if value is not None}
-    return {**knobs, "tie_blocks": False} if untied else knobs
+def _construction_knobs(given: dict[str, Any]) -> dict[str, Any]:
+    """Knobs as `Construction` takes them: the option says untied, the knob tied."""
+    return {name: False if name == "tie_blocks" else value for name, value in given.items()}
+
+
+def flag_of(name: str) -> str:
+    """How a knob is written on the command line."""
+    return "--untied" if name == "tie_blocks" else f"--{name.replace('_', '-')}"
 
 
 def given_names(rule: Mapping[str, Any], **others: Any) -> list[str]:
     """The options that were given, as they are written on the command line."""
-    names = [*(name for name, value in others.items() if value is not None), *rule]
-    return [f"--{name.replace('_', '-')}" for name in names]
+    return [flag_of(name) for name in (*(name for name, value in others.items() if value is not None), *rule)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tintformer.cli.options import Json
+from tintformer.cli.options import Json, TranspositionOption
 from tintformer.console import print_json, print_table, say
 from tintformer.errors import InputError, TintError, brief
 
@@ -44,6 +44,7 @@ def params(
         str | None, typer.Option(help=f"Construct only this layout: {' or '.join(LAYOUTS)}; default: both.")
     ] = None,
     stack: Annotated[int, typer.Option(help="Weight rows in one prefix token (S in the paper).")] = 4,
+    transposition: TranspositionOption = None,
     tokens: Annotated[
         int | None,
         typer.Option(help="Text tokens of the compiled network; default: 64, or fewer if the model has fewer."),
@@ -52,7 +53,7 @@ def params(
     json: Json = False,
 ) -> None:
     """Count a model's simulator and its compiled network, from its configuration: no weights, nothing is fetched."""
-    counts = count(model, layout=layout, stack=stack, tokens=tokens, steps=steps)
+    counts = count(model, layout=layout, stack=stack, transposition=transposition, tokens=tokens, steps=steps)
     if json:
         print_json(counts)
         return
@@ -64,6 +65,7 @@ def count(
     *,
     layout: str | None = None,
     stack: int = 4,
+    transposition: str | None = None,
     tokens: int | None = None,
     steps: int | None = None,
 ) -> dict[str, Any]:
@@ -83,7 +85,7 @@ def count(
     auxiliary = meta_auxiliary(config, model)
     network = None if layout == "paper" else _network(auxiliary, stack=stack, tokens=tokens, steps=steps)
     counted = [
-        count_parameters(auxiliary, layout=name, stack=stack, tie_blocks=tied)
+        count_parameters(auxiliary, layout=name, stack=stack, tie_blocks=tied, transposition=transposition)
         for name in (LAYOUTS if layout is None else (layout,))
         for tied in (False, True)
     ]

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tintformer.cli.options import BeyondContext, Dtype, Json, Model, RuleOptions, Text, given_names, with_rule_options
+from tintformer.cli.options import (
+    BeyondContext,
+    Dtype,
+    Json,
+    Model,
+    RuleOptions,
+    Text,
+    given_names,
+    with_construction_options,
+    with_rule_options,
+)
 from tintformer.cli.rule_setup import (
     check_context_length,
     choose_rule,
@@ -28,6 +38,7 @@ if TYPE_CHECKING:
     import torch
 
     from tintformer.auxiliary.description import Auxiliary
+    from tintformer.execution.engine import Engine
     from tintformer.learning.rate_selection import RateChoice
     from tintformer.learning.text import Encoded
     from tintformer.learning.tuned import Tuned
@@ -76,14 +87,18 @@ class Result:
     after: torch.Tensor
     tuned: Callable[[], Tuned]
     """The updated model, made when something is to be generated."""
+    construction: dict[str, Any] | None = None
+    """How the simulator was built, if it ran, with the transposition that this training part was given."""
 
 
+@with_construction_options
 @with_rule_options
 def run(
     model: Model,
     text: Text = None,
     *,
     rule: RuleOptions,
+    knobs: dict[str, Any],
     file: Annotated[Path | None, typer.Option(help="Read the text from a file; - is standard input.")] = None,
     train_fraction: Annotated[
         float | None, typer.Option(help=f"Share of the text that is trained on; {TRAIN_FRACTION} by default.")
@@ -104,20 +119,24 @@ def run(
 
     split = Split(train_fraction=train_fraction, train_tokens=train_tokens)
     rule.build()
-    if adapted is not None:
-        _check_adapted(adapted, given_names(rule, train_fraction=train_fraction, train_tokens=train_tokens))
+    if adapted is None:
+        _check_knobs(engine, knobs)
+    else:
+        training = given_names({**knobs, **rule}, train_fraction=train_fraction, train_tokens=train_tokens)
+        _check_adapted(adapted, training)
     content = read_text(text, file)
     with warnings_as_lines():
         auxiliary, tokenizer = open_model(model, dtype), find_tokenizer(model)
         encoded = encode(tokenizer, content)
         check_context_length(auxiliary, len(encoded.input_ids), beyond_context, generate)
         if adapted is None:
-            result = train_inside(auxiliary, encoded, split, rule, engine)
+            result = train_inside(auxiliary, encoded, split, rule, engine, knobs)
         else:
             engine, result = "fast", use_update(auxiliary, encoded, adapted)
         record = {
             **provenance(auxiliary, result.rule, result.choice),
             "engine": engine,
+            "construction": result.construction,
             "adapted": None if adapted is None else str(adapted),
             "train_tokens": result.train_tokens,
             "evaluation_tokens": len(result.positions),
@@ -138,7 +157,16 @@ def _check_adapted(adapted: Path, training: list[str]) -> None:
         raise InputError(f"there is no file {adapted}; write one with `tint adapt`")
 
 
-def train_inside(auxiliary: Auxiliary, encoded: Encoded, split: Split, options: RuleOptions, engine: str) -> Result:
+def _check_knobs(engine: str, knobs: dict[str, Any]) -> None:
+    """Refuse an unknown engine and knobs that it does not have, before a rate is looked for."""
+    from tintformer.learning.engine_registry import check_options
+
+    check_options(engine, knobs)
+
+
+def train_inside(
+    auxiliary: Auxiliary, encoded: Encoded, split: Split, options: RuleOptions, engine: str, knobs: dict[str, Any]
+) -> Result:
     """Train on the first part within the pass and score the second, before and after."""
     import torch
 
@@ -148,7 +176,8 @@ def train_inside(auxiliary: Auxiliary, encoded: Encoded, split: Split, options: 
     num_train = split.of(input_ids.shape[1])
     train_mask = torch.arange(input_ids.shape[1])[None] < num_train
     rule, choice = choose_rule(options, auxiliary, input_ids, train_mask, engine=engine)
-    out = Tint(auxiliary, rule, engine=engine)(input_ids, train_mask=train_mask, before=True, logits="none")
+    tint = Tint(auxiliary, rule, engine=engine, **knobs)
+    out = tint(input_ids, train_mask=train_mask, before=True, logits="none")
     assert out.token_loss_before is not None
     evaluated = out.evaluation_mask[0]
     return Result(
@@ -159,7 +188,15 @@ def train_inside(auxiliary: Auxiliary, encoded: Encoded, split: Split, options: 
         before=out.token_loss_before[0][evaluated],
         after=out.token_loss[0][evaluated],
         tuned=lambda: Tint(auxiliary, rule).adapt(input_ids[:, :num_train]),
+        construction=_construction(tint.engine, num_train) if engine == "simulator" else None,
     )
+
+
+def _construction(engine: Engine, num_train: int) -> dict[str, Any]:
+    from tintformer.simulator.simulator import Simulator
+
+    assert isinstance(engine, Simulator)
+    return {**asdict(engine.construction), "transposition": engine.transposition_of(num_train)}
 
 
 def use_update(auxiliary: Auxiliary, encoded: Encoded, path: Path) -> Result:
@@ -216,6 +253,10 @@ def print_run(record: dict[str, Any]) -> None:
     print_losses(record, f"{record['model']}, {how}, evaluated on {record['evaluation_tokens']} tokens")
     if adapted is None:
         print_rate(record)
+    if (made := record["construction"]) is not None:
+        print(
+            f"simulator: layout {made['layout']}, attention {made['attention']}, transposition {made['transposition']}"
+        )
     if record["tokens"]:
         rows = [
             {

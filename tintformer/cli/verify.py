@@ -9,16 +9,11 @@ import typer
 
 from tintformer.cli.options import (
     MAX_STEPS,
-    AttentionOption,
     Dtype,
     Json,
-    LayoutOption,
     Model,
-    SoftmaxFormOption,
-    Stack,
     Text,
-    Untied,
-    construction_knobs,
+    with_construction_options,
 )
 from tintformer.cli.rule_setup import open_model, warnings_as_lines
 from tintformer.cli.run import TRAIN_FRACTION, Split
@@ -33,10 +28,12 @@ if TYPE_CHECKING:
 TOKENS = 128
 
 
+@with_construction_options
 def verify(
     model: Model,
     text: Text = None,
     *,
+    knobs: dict[str, Any],
     file: Annotated[Path | None, typer.Option(help="Read the text from a file; - is standard input.")] = None,
     tokens: Annotated[
         int | None,
@@ -58,11 +55,6 @@ def verify(
     ] = None,
     steps: Annotated[int, typer.Option(max=MAX_STEPS, help="Gradient steps inside the pass.")] = 1,
     engine: Annotated[str, typer.Option(help="What is verified: simulator, network, fast or reference.")] = "simulator",
-    layout: LayoutOption = None,
-    stack: Stack = None,
-    untied: Untied = False,
-    attention: AttentionOption = None,
-    softmax_form: SoftmaxFormOption = None,
     theorems: Annotated[bool, typer.Option("--theorems/--no-theorems", help="Also check the theorems.")] = True,
     tolerance: Annotated[
         float | None, typer.Option(help="Replaces every tolerance; default: by dtype and rule.")
@@ -83,9 +75,6 @@ def verify(
     from tintformer.rule.learning_rule import PRESETS
 
     split = Split(train_fraction=train_fraction, train_tokens=train_tokens)
-    knobs = construction_knobs(
-        layout=layout, stack=stack, untied=untied, attention=attention, softmax_form=softmax_form
-    )
     subject = find_verified_engine(engine, **knobs)
     settings = VerifySettings(
         presets=tuple(preset or PRESETS),

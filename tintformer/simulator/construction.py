@@ -41,9 +41,10 @@ class Construction:
     """`printed`: the paper's form. `pair`: two softmaxes at +epsilon and -epsilon, exact to a higher order."""
     softmax_epsilon: Annotated[float | None, Range(above=0, below=1)] = None
     """Step of the softmax forms; None: the best measured for the dtype."""
-    transposition: Transposition = "scores"
+    transposition: Transposition | None = None
     """How the backward attention gets at transposed scores: as a feature of attention (`scores`), or by storing them
-    in the tokens and reading them back (`stored`), where the training part fits a head."""
+    in the tokens and reading them back (`stored`), which refuses a training part that does not fit the store. None:
+    `scores` with the lean layout; with the paper's, `stored` in every pass whose training part fits."""
 
     @classmethod
     def of(cls, knobs: Any) -> Construction:

@@ -50,7 +50,7 @@ class ModuleFactory:
     layout: Layout
     rule: LearningRule
     weigh: Weigh
-    transposition: Transposition
+    transposition: Transposition | None
     dtype: torch.dtype
     first_trained: int
     """Number of the first block that learns."""

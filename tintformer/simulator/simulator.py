@@ -29,6 +29,7 @@ from tintformer.simulator.geometry import Geometry, auxiliary_width, derive
 from tintformer.simulator.layouts import Layout
 from tintformer.simulator.module_factory import ModuleFactory, OpModules, make_structure, module_name, num_slots
 from tintformer.simulator.modules.loss_gradient import LossGradient
+from tintformer.simulator.modules.self_attention import AttentionBackward, Transposition
 from tintformer.simulator.primitives.tokenwise import FeedForward, Table, constant
 from tintformer.simulator.simulator_executor import SimulatorExecutor
 from tintformer.simulator.wiring import ModuleOp, WiredOp, wire
@@ -171,6 +172,17 @@ class Simulator(nn.Module, Watchable):
     def weights_in(self, op: ModuleOp, tokens: Tensor) -> dict[Weight, Tensor]:
         """What prefix tokens of an op hold, as weights of the auxiliary."""
         return prefix.read(self.wired[op.name], tokens, self.geometry)
+
+    @property
+    def store_capacity(self) -> int | None:
+        """Training tokens whose scores the backward attentions have room to store; None where they store none."""
+        attentions = (part for part in self.structure.modules() if isinstance(part, AttentionBackward))
+        capacities = [part.store_capacity for part in attentions if part.store_capacity is not None]
+        return min(capacities, default=None)
+
+    def transposition_of(self, num_training: int) -> Transposition:
+        """How the backward attention of a pass with so many training tokens gets at transposed scores."""
+        return "stored" if self.store_capacity is not None and num_training <= self.store_capacity else "scores"
 
     @property
     def num_structural(self) -> int:

@@ -180,7 +180,7 @@ class AttentionBackward(Module):
         rule: LearningRule,
         weigh: Weigh,
         tiny: float,
-        transposition: Transposition,
+        transposition: Transposition | None,
     ):
         super().__init__(layout)
         queries, keys = cuts[0].count, cuts[1].count
@@ -193,9 +193,14 @@ class AttentionBackward(Module):
             self.value = self.regions.read("value", "key", num_slots=keys)
         self.inputs = HeadInputs(op, cuts, layout)
         self.from_value = FromHeads(op, op.num_key_value_heads, cuts[1], layout)
-        value_gradient = StoreThenRead if transposition == "stored" else TransposedScores
         regions = self.gradient, self.query, self.key
+        stores = transposition == "stored" or (transposition is None and not layout.lean)
+        value_gradient = StoreThenRead if stores else TransposedScores
         self.value_gradient = value_gradient(op, layout, self.regions, regions, weigh)
+        self.beyond_store = None
+        if stores and transposition is None:
+            # The paper's D_sim has room for D_sim / H_aux tokens; a longer training part is known with the batch only.
+            self.beyond_store = TransposedScores(op, layout, self.regions, regions, weigh)
         self.scores = None
         if self.value is None:
             self.regions.write("value gradient", "key", over=self.key)
@@ -212,12 +217,21 @@ class AttentionBackward(Module):
         heads = self.inputs.turned(query, key, given)
         text = {self.query: heads[0], self.key: heads[1], self.gradient: self.inputs.to_query(dy)}
         mask = self.inputs.mask(given)
-        dvalue = self.from_value(self.value_gradient(text, mask))
+        dvalue = self.from_value(self._way(mask.shape[-2])(text, mask))
         if self.scores is None or self.value is None:
             return None, None, dvalue
         # Only the softmax Jacobian needs the values: dy_t . v_j. The value gradient goes without them.
         text[self.value] = self.inputs.to_key(value)
         return *self.scores(text, dy, mask, self.inputs, given), dvalue
+
+    @property
+    def store_capacity(self) -> int | None:
+        """Training tokens that the store has room for; None where nothing is stored."""
+        return self.value_gradient.capacity if isinstance(self.value_gradient, StoreThenRead) else None
+
+    def _way(self, num_tokens: int) -> StoreThenRead | TransposedScores:
+        fits = self.store_capacity is None or num_tokens <= self.store_capacity
+        return self.value_gradient if fits or self.beyond_store is None else self.beyond_store
 
 
 class TransposedScores(nn.Module):
