@@ -136,6 +136,13 @@ def save_simulator(folder: Path, version: int) -> None:
     tint.build(tint.load(MODEL), rule).save_pretrained(folder / "simulator", full=not version)
 
 
+def save_network(folder: Path, version: int) -> None:
+    import tintformer as tint
+
+    rule = tint.LearningRule(learning_rate=float(RATES[version]))
+    tint.compile(tint.load(MODEL), rule, max_tokens=4).save_pretrained(folder / "network")
+
+
 def save_transformers_model(folder: Path, version: int) -> None:
     """In one file, then in several."""
     import tintformer as tint
@@ -174,6 +181,7 @@ HARNESS = ("--model", "tint", "--model_args", f"pretrained={MODEL},learning_rate
 WRITERS = (
     Writer("adapt", command("adapt", *SHORT, *RATE, "-o", "OUT/update"), atomic=True),
     Writer("build", command("build", MODEL, *RATE, "-o", "OUT/simulator"), atomic=True),
+    Writer("export", command("export", MODEL, *RATE, "--tokens", "4", "-o", "OUT/model.onnx"), atomic=True),
     Writer("report", command("report", *SHORT, *RATE, "--no-cosine", "-o", "OUT/report")),
     Writer("demo", demo),
     Writer("inspect", lambda folder, version: tint("inspect", *((MODEL,) * version), "--figures", folder / "figures")),
@@ -193,6 +201,7 @@ WRITERS = (
     Writer("fetch", fetch_model, group=alone, atomic=True, stays=(".tiny.lock",)),
     Writer("fetch: rows", fetch_rows, group=alone, atomic=True),
     Writer("Simulator.save_pretrained", save_simulator),
+    Writer("Network.save_pretrained", save_network),
     Writer("TintForCausalLM.save_pretrained", save_transformers_model),
     Writer("RecordStore.save", save_record, group=alone, atomic=True),
     Writer("tintbench studies", save_study, group=alone, atomic=True),

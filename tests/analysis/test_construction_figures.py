@@ -40,8 +40,9 @@ PAGES = {
     ),
     "how-tint-works.md": ("pass-layers",),
     "experiments.md": ("modes",),
+    "network.md": ("network-prefix", "network-slots"),
 }
-NAMES = (*(name for names in PAGES.values() for name in names), "network-prefix", "network-slots")
+NAMES = tuple(name for names in PAGES.values() for name in names)
 LARGEST = 200_000
 
 

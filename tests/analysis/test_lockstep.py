@@ -233,5 +233,7 @@ def test_who_satisfies_the_protocol() -> None:
 def test_names() -> None:
     assert split_name("blocks.11.query") == (11, "query")
     assert split_name("final.norm") == (None, "final.norm")
-    with pytest.raises(TintError, match="engine='oracle' cannot be verified; choose one of simulator, fast, reference"):
+    with pytest.raises(
+        TintError, match="engine='oracle' cannot be verified; choose one of simulator, network, fast, reference"
+    ):
         find_verified_engine("oracle")

@@ -32,6 +32,7 @@ BASES: dict[str, list[str] | None] = {
     "report": ["MODEL", TEXT, "--no-cosine", "-o", "OUT", *RATE],
     "adapt": ["MODEL", TEXT, "-o", "OUT", *RATE],
     "build": ["MODEL", "-o", "OUT", *RATE],
+    "export": None,  # a graph takes seconds to make; test_export_command.py
     "params": ["MODEL", "--layout", "lean"],
     "plan": ["MODEL", "--tokens", "16"],
     "inspect": ["MODEL", TEXT, *RATE],
