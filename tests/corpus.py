@@ -274,7 +274,7 @@ CORPUS: dict[str, Row] = {
     ),
     "update: one row that is broadcast": Row(
         FORMED,
-        _edit_update(lambda m, t: t.update({key: value[:1].clone() for key, value in t.items() if "delta" in key})),
+        _edit_update(lambda m, t: t.update({key: value[..., :1].clone() for key, value in t.items()})),
     ),
     "update: a FIFO": Row(FORMED, _fifo(UPDATE)),
     # Tokenizers.

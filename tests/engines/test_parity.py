@@ -20,8 +20,8 @@ ENGINES: list[dict[str, Any]] = [
     {"engine": "fast", "dual": True},
     {"engine": "fast", "dual": False},
     {"engine": "simulator"},
-    {"engine": "network"},
 ]
+NETWORK = [{"engine": "network"}]
 
 
 PAPER = [{"engine": "simulator", "layout": "paper", "stack": 3, "tie_blocks": False}]
@@ -64,6 +64,23 @@ def test_three_steps_on_all_layers(name: str, rule: str) -> None:
 @pytest.mark.parametrize(("name", "rule"), [*itertools.product(MODELS, ["full"]), *itertools.product(FIRST, ["paper"])])
 def test_the_papers_layout(name: str, rule: str) -> None:
     assert_agree(make_model(name), make_rule(rule), make_batch(), PAPER)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"), [*itertools.product(FIRST, ["default"]), *zip(MODELS, itertools.cycle(RULES))]
+)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_network(name: str, rule: str, steps: int) -> None:
+    layers, padding = (None, "right") if steps == 3 else (1, "left")
+    assert_agree(make_model(name), make_rule(rule, steps=steps, layers=layers), make_batch(padding=padding), NETWORK)
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_the_network_with_labels_and_segments(name: str) -> None:
+    batch = packed(shared=True)
+    batch["loss_mask"] = torch.zeros_like(batch["train_mask"])
+    batch["loss_mask"][:, 2:6] = True
+    assert_agree(make_model(name), make_rule("full"), batch, NETWORK)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -111,7 +128,7 @@ def test_given_positions(name: str) -> None:
 def test_sweep(name: str, rule: str, layers: int | None, steps: int) -> None:
     model, learn = make_model(name), make_rule(rule, layers=layers, steps=steps)
     for padding in ("left", "right"):
-        assert_agree(model, learn, make_batch(padding=padding))
+        assert_agree(model, learn, make_batch(padding=padding), [*ENGINES, *NETWORK])
     labels = make_batch()
     labels["loss_mask"] = torch.zeros_like(labels["train_mask"])
     labels["loss_mask"][:, 2:4] = True

@@ -240,8 +240,12 @@ class Watch:
         if event == "open":
             self._opened(*args)
         elif event in _CHANGES:
-            for path in args[:2] if event in ("os.rename", "os.link", "os.symlink") else args[:1]:
-                self._changed(path, event)
+            count = 2 if event in ("os.rename", "os.link", "os.symlink") else 1
+            # Behind the paths come, last, the open directories that they are relative to; -1 is the current one.
+            folders = args[-count:] if event in ("os.rename", "os.link") else args[-1:] * count
+            for path, folder in zip(args[:count], folders, strict=True):
+                relative_to = os.readlink(f"/proc/self/fd/{folder}") if _is_open(folder) else ""
+                self._changed(os.path.join(relative_to, os.fsdecode(path)), event)
         elif event in _RUNS or event in _CONNECTS:
             self.noted.append(f"{event} {str(args)[:200]}")
             raise PermissionError(f"{event} is not allowed here")
@@ -271,6 +275,10 @@ _OWN = ("case", "output.txt")
 
 def _file(module: Any) -> str:
     return str(getattr(module, "__file__", None) or "")
+
+
+def _is_open(folder: Any) -> bool:
+    return isinstance(folder, int) and folder >= 0 and os.path.exists(f"/proc/self/fd/{folder}")
 
 
 def _code_file(code: Any) -> str:

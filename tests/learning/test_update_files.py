@@ -224,7 +224,7 @@ FACTORS: dict[str, tuple[Callable[[Metadata, Tensors], Any], str]] = {
     "a rate too many": (in_json("rates", lambda rates: rates.update({f"{VALUE}|1": 1.0})), "x1 is missing"),
     "a rate that counts on": (in_json("rates", lambda rates: rates.update({f"{VALUE}|7": 1.0})), "finite number"),
     "one factor of two": (drop(f"{VALUE}|g0"), "g0 is missing"),
-    "a factor transposed": (tensor(f"{VALUE}|x0", lambda found: found.mT), r"\[1, 12, \d+\], and must be"),
+    "a factor transposed": (tensor(f"{VALUE}|x0", lambda found: found.mT), r"\[1, \d+, \d+\], and must be"),
     "a factor of another rank": (tensor(f"{VALUE}|g0", lambda found: found[:, :1]), "must be float64"),
     "a factor of one column": (tensor(f"{VALUE}|g0", lambda found: found[..., :1]), "must be float64"),
     "a factor of infinity": (tensor(f"{VALUE}|g0", spoilt(float("inf"))), "contains NaN or infinity"),

@@ -135,7 +135,8 @@ def test_saved_and_loaded_in_another_process(name: str, knobs: dict[str, Any], t
         "import sys, torch, tintformer as tint\n"
         "from safetensors.torch import save_file\n"
         "network = tint.Network.from_pretrained(sys.argv[1])\n"
-        "save_file({f'{i}': p.detach().clone() for i, p in enumerate(network.parameters())}, sys.argv[2])\n"
+        "found = enumerate(network.parameters())\n"
+        "save_file({f'{i}': p.detach().clone().contiguous() for i, p in found}, sys.argv[2])\n"
     )
     command = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path / "network"), str(tmp_path / "parameters")]
     subprocess.run(command, check=True, timeout=PATIENCE)

@@ -151,9 +151,7 @@ class Gated(Primitive):
         assert (function is None) == (part == "identity"), "a derivative is that of a function"
         self.function = None if function is None else FUNCTIONS[function].derivative
 
-    def forward(
-        self, left: Float[Tensor, "*#shape D"], right: Float[Tensor, "*#shape D"]
-    ) -> Float[Tensor, "*#shape D"]:
+    def forward(self, left: Float[Tensor, "... D"], right: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
         return left * (right if self.function is None else self.function(right))
 
 
@@ -171,9 +169,7 @@ class FixedGate(Primitive):
 class Gate(Primitive):
     """Lets tokens pass, or not: multiplies by a number that comes with the input, exactly 0 where nothing may pass."""
 
-    def forward(
-        self, x: Float[Tensor, "*#shape D"], opening: Float[Tensor, "*#shape D2"]
-    ) -> Float[Tensor, "*#shape D"]:
+    def forward(self, x: Float[Tensor, "... D"], opening: Float[Tensor, "... D2"]) -> Float[Tensor, "... D"]:
         return x * opening
 
 
