@@ -22,7 +22,7 @@ def fingerprint(model: torch.nn.Module) -> str:
         digest.update(f"{name} {tensor.dtype} {tensor.requires_grad} {tensor.grad}".encode())
         digest.update(tensor.detach().contiguous().numpy().tobytes())
     for name, module in model.named_modules():
-        hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
+        hooks = len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._backward_hooks)
         digest.update(f"{name} {module.training} {hooks} {type(module.forward)}".encode())
     return digest.hexdigest()
 
@@ -31,7 +31,8 @@ def fingerprint(model: torch.nn.Module) -> str:
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gptj", "bloom"])
 def test_the_model_is_never_modified(engine: str, name: str) -> None:
     model = copy.deepcopy(make_model(name)).train()
-    model.register_forward_hook(lambda *args: pytest.fail("the user's own hook ran"))
+    # A hook of the forward pass would be refused, because it may change what a module computes.
+    model.register_full_backward_hook(lambda *args: pytest.fail("the user's own hook ran"))
     before = fingerprint(model)
     call(tint.Tint(model, make_rule("paper", steps=2), engine=engine), make_batch(), before=True)
     assert fingerprint(model) == before
