@@ -176,7 +176,7 @@ def fingerprint(model: nn.Module) -> str:
 @pytest.mark.parametrize("name", ["gpt2", "gemma", "llama-yarn", "bloom", "opt-350m-kind"])
 def test_the_model_is_never_modified(name: str, knobs: dict[str, Any]) -> None:
     model = copy.deepcopy(make_model(name)).train()
-    model.register_forward_hook(lambda *args: pytest.fail("the user's own hook ran"))
+    model.register_full_backward_hook(lambda *args: pytest.fail("the user's own hook ran"))
     before = fingerprint(model)
     simulator = tint.build(model, make_rule("full", steps=2), **knobs)
     call(simulator, make_batch(), before=True)

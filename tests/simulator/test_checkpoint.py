@@ -262,7 +262,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a dtype that is none": (edit_config(lambda config: {**config, "dtype": "load"}), "has dtype 'load'; known are"),
     "a dtype that is a list": (edit_config(lambda config: {**config, "dtype": ["float32"]}), "has dtype"),
     "an integer dtype": (edit_config(lambda config: {**config, "dtype": "int8"}), "has dtype 'int8'"),
-    "a name that is a number": (edit_config(lambda config: {**config, "name": 3}), "a name that is no text"),
+    "a name that is a number": (edit_config(lambda config: {**config, "name": 3}), "has name=3, which must be a str"),
     "a list": (edit_config(lambda _: [1]), rf"{CONFIG} describes no simulator \(model_type 'list'\)"),
     "a plain model": (foreign_model, rf"{CONFIG} describes no simulator \(model_type 'gpt2'\)"),
     "foreign tensors": (foreign_tensors, rf"{WEIGHTS} holds no simulator \(format None\)"),
@@ -395,7 +395,10 @@ TENSORS: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
     "a weight that is not finite": (lambda tensors: tensors[WTE].fill_(float("nan")), "contains NaN or infinity"),
     "integers": (lambda tensors: tensors.update({WTE: tensors[WTE].to(torch.int8)}), "is not a floating-point type"),
     "a tensor of nobody": (lambda tensors: tensors.update(more=torch.ones(1)), "holds 'more', which is no part"),
-    "a structure": (lambda tensors: tensors.update({"simulator.x": torch.ones(1)}), "holds 'simulator.x', which is no"),
+    "a structure": (
+        lambda tensors: tensors.update({"simulator.x": torch.ones(1)}),
+        "holds constructed tensors, of which",
+    ),
 }
 
 

@@ -88,5 +88,5 @@ def test_a_linear_layer_for_any_stack_and_shards(stack: int, shards: int, dim_au
 def test_a_lean_layout_reads_as_many_parts_as_it_stacks_rows() -> None:
     with pytest.raises(tint.InputError, match="shards=3 must be stack=2, or use layout='paper'"):
         Geometry(layout="lean", dim_aux=11, stack=2, shards=3)
-    with pytest.raises(tint.InputError, match="stack=0 and shards=1 must be at least 1"):
+    with pytest.raises(tint.InputError, match="stack=0 must be a whole number of at least 1"):
         Geometry(layout="paper", dim_aux=11, stack=0, shards=1)
