@@ -165,6 +165,7 @@ def test_the_short_form_finds_nothing(tmp_path: Path) -> None:
     assert "| all |" in done.stdout
 
 
+@pytest.mark.sweep
 def test_a_case_is_repeated_by_its_kind_and_number(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / "fuzz.py"), "--output", str(tmp_path)]
     for kind in ("continuation", "task"):

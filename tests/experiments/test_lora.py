@@ -22,6 +22,7 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 import tintformer as tint
+from tintformer.auxiliary.describe import describe
 from tintformer.auxiliary.families import families
 from tintformer.engines.oracle import OracleEngine
 from tintformer.execution.batch import Batch
@@ -48,7 +49,8 @@ def in_double(name: str) -> Iterator[tint.Auxiliary]:
     """A model inside whose context Hugging Face's casts to float32 are undone, for training as well."""
     engine = OracleEngine(tint.load(make_model(name)), tint.LearningRule.full(learning_rate=0.0))
     with engine.mode:
-        yield tint.load(engine.twin)
+        # As it is: `load` would refuse what undoes the casts, because it changes what modules compute.
+        yield replace(describe(engine.twin, engine.family, name), record=None)
 
 
 @pytest.fixture

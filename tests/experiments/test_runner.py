@@ -148,11 +148,21 @@ def parent_of(tmp_path: Path) -> subprocess.Popen[str]:
     )
     command = [sys.executable, str(script), str(tmp_path)]
     parent = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=_heed_interrupts,
     )
     while parent.poll() is None and len(list(tmp_path.glob("pid-*"))) < 2:
         time.sleep(0.05)
     return parent
+
+
+def _heed_interrupts() -> None:
+    """A shell starts what runs in its background with interrupts ignored, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def pids_in(tmp_path: Path) -> list[int]:

@@ -408,9 +408,12 @@ def test_no_autograd_no_optimiser_and_no_module_of_the_auxiliary(
         (torch.optim.Optimizer, "__init__"),
     ]:
         monkeypatch.setattr(home, function, forbidden)
-    for module in model.modules():
-        monkeypatch.setattr(module, "forward", forbidden)
     simulator = tint.build(model, make_rule(rule))
+    # Once it is built: a model whose modules are patched is refused.
+    own = set(model.modules())
+    called = nn.modules.module.register_module_forward_pre_hook(
+        lambda module, _inputs: forbidden() if module in own else None
+    )
     outputs: list[Tensor] = []
 
     def look(_module: nn.Module, inputs: Any, output: Any) -> None:
@@ -420,8 +423,11 @@ def test_no_autograd_no_optimiser_and_no_module_of_the_auxiliary(
     for module in simulator.modules():
         if module is not simulator:
             module.register_forward_hook(look)
-    with torch.enable_grad():
-        out = call(simulator, make_batch())
+    try:
+        with torch.enable_grad():
+            out = call(simulator, make_batch())
+    finally:
+        called.remove()
     assert torch.equal(out.logits, expected.logits)
     assert len(outputs) > 100 and not any(tensor.requires_grad for tensor in outputs)
     assert not any(parameter.requires_grad for parameter in simulator.parameters())

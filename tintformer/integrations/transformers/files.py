@@ -251,7 +251,8 @@ def write(
                 (new / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
             generation.save_pretrained(new)
             config.to_json_file(new / CONFIG)
-            (new / CARD).write_text(card, encoding="utf-8")
+            if CARD in names:  # whatever is written there takes its place
+                (new / CARD).write_text(card, encoding="utf-8")
     except (OSError, SafetensorError) as error:
         raise TintError(f"cannot write {directory}: {error}") from error
 
