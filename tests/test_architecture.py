@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 import draw_architecture
@@ -55,3 +56,11 @@ def test_every_public_name_stands_in_the_one_table() -> None:
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
 def test_the_page_on_the_architecture_is_linked(page: str) -> None:
     assert "(docs/architecture.md" in (ROOT / page).read_text(encoding="utf-8")
+
+
+def test_shapes_are_checked_in_modules_that_exist() -> None:
+    """A package that was renamed would be left out of the checks without a word."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    *packages, checker = text.partition("--jaxtyping-packages=")[2].partition('"')[0].split(",")
+    assert checker == "beartype.beartype" and len(packages) > 10
+    assert [name for name in packages if find_spec(name) is None] == []

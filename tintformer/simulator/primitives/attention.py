@@ -148,6 +148,7 @@ class Attention(Primitive):
 
     def _collect(self, terms: list[Term], value: Tensor) -> Heads:
         """The values under the weights of every term; a form other than linear has more heads than one set."""
+        # `value` is no `Heads` beside the result: its tokens are those that answer, the result's those that ask.
         sums: list[Tensor] = []
         for weights, factor in terms:
             heads = torch.einsum(self.equation, weights, value)
