@@ -95,7 +95,7 @@ def test_float32_stays_near() -> None:
         ({"max_tokens": "8"}, "must be a whole number"),
         ({"max_tokens": 65}, "max_tokens=65 but"),
         ({"layout": "paper"}, "layout: knobs of the simulator"),
-        ({"attention": "softmax"}, "attention: knobs of the simulator"),
+        ({"attention": "softmax"}, "needs dense=True"),
         ({"stack": 0}, "stack=0 must be a whole number"),
         ({"loop": "no"}, "loop='no' must be true or false"),
         ({"depth": 3}, "unknown knobs of a network"),

@@ -54,7 +54,7 @@ ENGINES: dict[str, EngineEntry] = {
     "network": EngineEntry(
         factory="tintformer.network.network_engine.NetworkEngine",
         title="network",
-        options=lambda: ("max_tokens", "dense", "loop", "stack"),
+        options=lambda: ("max_tokens", "dense", "loop", "stack", "attention", "softmax_form", "softmax_epsilon"),
     ),
 }
 

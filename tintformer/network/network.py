@@ -21,13 +21,15 @@ from tintformer.execution.batch import Batch
 from tintformer.execution.engine import parameter_updates
 from tintformer.network import weights
 from tintformer.network.compiler import Compiler, Program, allocate
-from tintformer.network.dense import dense_form
+from tintformer.network.dense import DenseAttention, dense_form
 from tintformer.network.flags import Flags
 from tintformer.network.layers import Quantity
+from tintformer.network.softmax_heads import by_softmax
 from tintformer.network.stream import Frame, Stream
 from tintformer.rule.attention import rotation
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator import checkpoint, prefix
+from tintformer.simulator.construction import AttentionForm, Construction, SoftmaxForm
 from tintformer.simulator.geometry import DEFAULT_STACK
 from tintformer.simulator.primitives.tokenwise import FeedForward, Table, constant
 from tintformer.simulator.simulator import Simulator, build
@@ -43,14 +45,29 @@ def compile(
     dense: bool = False,
     loop: bool = False,
     before: bool = False,
+    attention: AttentionForm = "linear",
+    softmax_form: SoftmaxForm = "pair",
+    softmax_epsilon: float | None = None,
 ) -> Network:
     """The transformer that trains `model` by `rule` inside its forward pass, for texts of up to `max_tokens` tokens.
 
     `stack` rows of a matrix stand in one prefix token. `dense` materialises every map over the whole stream, for tiny
     models. `loop` runs the layers of one step again for every further step instead of unrolling them. `before` keeps
-    what the model predicts before learning to the end of the stream.
+    what the model predicts before learning to the end of the stream. `attention="softmax"` has softmax heads and one
+    extra token in place of every linear attention, an approximation, in a dense network; its knobs are the simulator's.
     """
-    return Network(load(model), rule, max_tokens=max_tokens, stack=stack, dense=dense, loop=loop, before=before)
+    return Network(
+        load(model),
+        rule,
+        max_tokens=max_tokens,
+        stack=stack,
+        dense=dense,
+        loop=loop,
+        before=before,
+        attention=attention,
+        softmax_form=softmax_form,
+        softmax_epsilon=softmax_epsilon,
+    )
 
 
 class Embed(nn.Module):
@@ -145,11 +162,22 @@ class Network(nn.Module):
         dense: bool = False,
         loop: bool = False,
         before: bool = False,
+        attention: AttentionForm = "linear",
+        softmax_form: SoftmaxForm = "pair",
+        softmax_epsilon: float | None = None,
     ):
         super().__init__()
         _check(auxiliary, rule, max_tokens, dense=dense, loop=loop, before=before)
+        forms = Construction(
+            stack=stack, attention=attention, softmax_form=softmax_form, softmax_epsilon=softmax_epsilon
+        )
+        if attention == "softmax" and not dense:
+            raise InputError("attention='softmax' needs dense=True: its extra token takes part in every attention")
         self.auxiliary, self.rule, self.dense = auxiliary, rule, dense
-        self.settings = {"max_tokens": max_tokens, "stack": stack, "dense": dense, "loop": loop, "before": before}
+        self.settings = {
+            **{"max_tokens": max_tokens, "stack": stack, "dense": dense, "loop": loop, "before": before},
+            **{"attention": attention, "softmax_form": softmax_form, "softmax_epsilon": softmax_epsilon},
+        }
         """How it was compiled."""
         simulator = build(auxiliary, rule, stack=stack)
         self._copied = simulator.copied_weights
@@ -174,7 +202,7 @@ class Network(nn.Module):
         self.head = Head(allocation.slots[result.quantities[0]], simulator.head)
         self.head_before = Head(allocation.slots[program.before[0]], simulator.head) if before else None
         if dense:
-            self._densify(self.embed)
+            self._densify(self.embed, forms)
         self.to(auxiliary.device)
         self.eval()
 
@@ -240,13 +268,19 @@ class Network(nn.Module):
                 found.update(prefix.read(self.wired[name], change, self.geometry))
         return found
 
-    def _densify(self, embed: Embed) -> None:
+    def _densify(self, embed: Embed, forms: Construction) -> None:
         """Every map a full matrix over the whole stream, every attention over all tokens."""
-        forms: dict[nn.Module, nn.Module] = {}
+        if forms.attention == "softmax":
+            embed.prefix.append(constant(torch.zeros_like(embed.prefix[0][:, :1])))
+            self.frame = replace(self.frame, blocks=(*self.frame.blocks, 1))
+        dense_layers: dict[nn.Module, nn.Module] = {}
         for layer in self.layers:
-            if layer not in forms:  # in a loop a layer stands there more than once
-                forms[layer] = dense_form(layer, self.frame, self.dtype)
-        self.layers = nn.ModuleList(forms[layer] for layer in self.layers)
+            if layer not in dense_layers:  # in a loop a layer stands there more than once
+                dense_layer = dense_form(layer, self.frame, self.dtype)
+                if forms.attention == "softmax" and isinstance(dense_layer, DenseAttention):
+                    dense_layer = by_softmax(dense_layer, self.frame, forms.softmax_form, forms.epsilon(self.dtype))
+                dense_layers[layer] = dense_layer
+        self.layers = nn.ModuleList(dense_layers[layer] for layer in self.layers)
         self.embed = Packed(embed)
         self.head = PackedHead(self.head, self.frame)
         if self.head_before is not None:

@@ -63,5 +63,8 @@ class Construction:
         """How a linear attention turns scores into weights."""
         if self.attention == "linear":
             return linear
-        epsilon = self.softmax_epsilon or SOFTMAX_EPSILONS[self.softmax_form, dtype]
-        return linear_as_softmax(self.softmax_form, epsilon)
+        return linear_as_softmax(self.softmax_form, self.epsilon(dtype))
+
+    def epsilon(self, dtype: torch.dtype) -> float:
+        """The step of the softmax forms."""
+        return self.softmax_epsilon or SOFTMAX_EPSILONS[self.softmax_form, dtype]
