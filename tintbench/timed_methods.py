@@ -123,7 +123,9 @@ def _pass(setup: Setup, case: SequenceCase, learner: Tint | Simulator, note: str
 
 
 def _simulator(setup: Setup, case: SequenceCase, **construction: Any) -> TimedMethod:
-    built = build(setup.auxiliary, setup.rule, **construction)
+    # On a copy: explicit fine-tuning writes into the model and restores it, and a simulator refuses to run once the
+    # weights that it holds have been written to.
+    built = build(load(deepcopy(setup.model)), setup.rule, **construction)
     return _pass(setup, case, built, f"{built.num_structural:,} constructed parameters")
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from cases import FIRST, make_config, make_model
-from patience import PATIENCE
 
 import tintformer as tint
 from tintbench.flops import MultiplyAdds
@@ -27,12 +26,11 @@ from tintformer.execution import walk
 from tintformer.execution.batch import Batch
 from tintformer.storage.configs import meta_auxiliary, read_config
 
-TINT = Path(sys.executable).with_name("tint")
 FOUR = ["gpt2, short", "gpt2, long", "gpt2, 4 steps", "llama, grouped"]
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(TINT), *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE)
+    return forked.tint(*arguments)
 
 
 @pytest.mark.skipif(not (PROC / "clear_refs").exists(), reason="peak memory needs Linux; run it there")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 from patience import PATIENCE
 
@@ -20,7 +21,7 @@ TINT = Path(sys.executable).with_name("tint")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(TINT), *arguments], capture_output=True, text=True, timeout=PATIENCE)
+    return forked.tint(*arguments)
 
 
 def test_help_lists_the_commands() -> None:

@@ -6,15 +6,14 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
-from patience import PATIENCE
 from tiny import TEXT, save_model
 
 import tintformer as tint
@@ -24,13 +23,11 @@ from tintformer.cli.options import RuleOptions, attribute_docstrings
 from tintformer.cli.run import Split
 from tintformer.learning.text import encode, find_tokenizer
 
-TINT = Path(sys.executable).with_name("tint")
 HALF = len(TEXT) // 2
 
 
 def call(*arguments: Any, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    words = [str(TINT), *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, input=stdin)
+    return forked.tint(*arguments, stdin=stdin)
 
 
 def answer(*arguments: Any, stdin: str | None = None) -> dict[str, Any]:

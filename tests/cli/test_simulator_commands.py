@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, get_args
 
+import forked
 import pytest
 import torch
 from cases import assert_same
-from patience import PATIENCE
 from tiny import TEXT, save_model
 
 import tintformer as tint
@@ -21,11 +20,9 @@ from tintformer.cli.options import CONSTRUCTION_OPTIONS, flag_of
 from tintformer.simulator import construction
 from tintformer.simulator.construction import Construction
 
-TINT = Path(sys.executable).with_name("tint")
-
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(TINT), *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE)
+    return forked.tint(*arguments)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from patience import PATIENCE
@@ -236,27 +237,24 @@ def command(task: Path, output: Path) -> list[str]:
 @pytest.mark.slow
 def test_two_processes_on_one_directory_end_in_the_same_tables(task: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    subprocess.run(command(task, tmp_path / "one"), check=True, capture_output=True, env=environment, timeout=PATIENCE)
+    assert forked.tint(*command(task, tmp_path / "one")[1:]).returncode == 0
     both = [subprocess.Popen(command(task, tmp_path / "two"), stdout=subprocess.DEVNULL, env=environment) for _ in "ab"]
     assert [process.wait(timeout=PATIENCE) for process in both] == [0, 0]
     records = {path.name for path in (tmp_path / "one").glob("records/*/*.json")}
     assert records == {path.name for path in (tmp_path / "two").glob("records/*/*.json")}
     victim = next((tmp_path / "two").glob("records/*/*.json"))
     victim.write_text(victim.read_text()[:100])
-    again = subprocess.run(
-        command(task, tmp_path / "two"), capture_output=True, text=True, env=environment, timeout=PATIENCE
-    )
+    again = forked.tint(*command(task, tmp_path / "two")[1:])
     assert again.returncode == 0 and "set aside" in again.stderr
     for suffix in ("md", "tex", "csv"):
         (one,), (other,) = (tmp_path / "one").glob(f"*.{suffix}"), (tmp_path / "two").glob(f"*.{suffix}")
         assert one.read_bytes() == other.read_bytes()
         other.unlink()
-    words = [str(TINT), "eval", "table", str(tmp_path / "two")]
-    table = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=PATIENCE)
+    table = forked.tint("eval", "table", tmp_path / "two")
     assert table.returncode == 0, table.stderr
     assert (tmp_path / "two" / one.name).read_bytes() == one.read_bytes()
     victim.unlink()
-    lost = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=PATIENCE)
+    lost = forked.tint("eval", "table", tmp_path / "two")
     assert lost.returncode == 2 and "lacks records of this run" in lost.stderr and not victim.exists()
 
 
@@ -287,19 +285,17 @@ def test_a_run_by_other_methods_stands_beside_the_first_and_in_one_table_with_it
     ],
 )
 def test_bad_input_is_one_line(task: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
-    words = [str(TINT), "eval", "icl", "nano-llama", str(task), "-o", str(tmp_path / "out"), *arguments]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
+    done = forked.tint("eval", "icl", "nano-llama", task, "-o", tmp_path / "out", *arguments)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and message in done.stderr, done.stderr
     assert not (tmp_path / "out").exists()
 
 
 def test_a_directory_without_runs(tmp_path: Path) -> None:
-    done = subprocess.run([str(TINT), "eval", "table", str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE)
+    done = forked.tint("eval", "table", tmp_path)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "holds no runs" in done.stderr
     (tmp_path / "runs").mkdir()
     for content in ('{"kind": "icl", "experiments": [{"model": 3}]}', "[" * 100_000):
         (tmp_path / "runs" / "icl.json").write_text(content)
-        command = [str(TINT), "eval", "table", str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+        done = forked.tint("eval", "table", tmp_path)
         assert done.returncode == 2 and "is no run of this version" in done.stderr

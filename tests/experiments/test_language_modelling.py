@@ -13,6 +13,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from patience import PATIENCE
@@ -179,7 +180,7 @@ def test_a_killed_run_goes_on_and_ends_in_the_same_tables(text: Path, tmp_path: 
 
 
 def test_the_list_names_data_and_methods() -> None:
-    done = subprocess.run([str(TINT), "eval", "list", "--json"], capture_output=True, text=True, timeout=PATIENCE)
+    done = forked.tint("eval", "list", "--json")
     found = json.loads(done.stdout)
     assert {"sst2", "wikitext-103"} <= {each["name"] for each in found["data"]}
     assert {"auxiliary", "fine-tuning", "tint"} <= {each["method"] for each in found["methods"]}
@@ -197,8 +198,7 @@ def test_the_list_names_data_and_methods() -> None:
     ],
 )
 def test_bad_input_is_one_line(text: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
-    words = [str(TINT), "eval", "lm", "nano-llama", str(text), "-o", str(tmp_path / "out"), *arguments]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
+    done = forked.tint("eval", "lm", "nano-llama", text, "-o", tmp_path / "out", *arguments)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and message in done.stderr, done.stderr
     assert not (tmp_path / "out").exists()

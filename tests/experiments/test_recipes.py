@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 from patience import PATIENCE
 from praise import save_task
@@ -65,14 +66,14 @@ def data(tmp_path: Path) -> Path:
 def test_recipes_run_offline_on_local_models_and_data(data: Path, tmp_path: Path) -> None:
     sizes = ["--tests", "4", "--tuning", "2", "--seeds", "0", "--learning-rate", "1e-3", "-o", str(tmp_path / "out")]
     for recipe in ("table-icl", "table-settings"):
-        done = tint("eval", recipe, "--model", "nano-llama", "--data", str(data), *sizes)
+        done = forked.tint("eval", recipe, "--model", "nano-llama", "--data", str(data), *sizes)
         assert done.returncode == 0, done.stderr
         table = (tmp_path / "out" / f"{recipe}-nano-llama.md").read_text()
         assert "| CR | MR |" in table and "average" in table and "Subj" not in table
     text = tmp_path / "text.txt"
     text.write_text("\n".join(read_text(name) for name in ("visit", "address")) + "\n", encoding="utf-8")
     sizes = ["--length", "64", "--blocks", "4", "--tuning", "2", "--learning-rate", "1e-4", "-o", str(tmp_path / "out")]
-    done = tint("eval", "table-lm", "--model", "nano-llama,nano-gpt2", "--data", str(text), *sizes)
+    done = forked.tint("eval", "table-lm", "--model", "nano-llama,nano-gpt2", "--data", str(text), *sizes)
     assert done.returncode == 0, done.stderr
     table = (tmp_path / "out" / "table-lm-nano-llama-nano-gpt2.md").read_text()
     assert table.count("| nano-gpt2 | TinT |") == 1 and "| 30% | 50% | 70% | 90% |" in table

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,10 +14,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 import typer
-from patience import PATIENCE
 from tiny import TEXT, make_model, make_tokenizer, save_model
 
 import tintformer as tint
@@ -351,9 +350,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
 
 
 def test_the_line_and_the_exit_code(tmp_path: Path) -> None:
-    tint_command = Path(sys.executable).with_name("tint")
-    words = [str(tint_command), "report", str(tmp_path / "no-model"), TEXT, "-o", str(tmp_path / "out")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
+    done = forked.tint("report", tmp_path / "no-model", TEXT, "-o", tmp_path / "out")
     assert done.returncode == 2 and done.stdout == "" and not list(tmp_path.iterdir())
     assert len(done.stderr.splitlines()) == 1 and "no directory" in done.stderr
 

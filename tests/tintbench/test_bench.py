@@ -68,6 +68,13 @@ def test_a_run_has_every_method_and_every_field(records: list[dict[str, Any]]) -
     assert [record for record in records if "of 4 inputs, scaled" in record["note"]] != []
 
 
+def test_a_simulator_runs_between_methods_that_write_into_the_model() -> None:
+    found = run(quick(cases=("tiny",), methods=("explicit_block", "fast", "simulator"), repetitions=2))
+    losses = [record["evaluation_loss"] for record in found]
+    assert [record["method"] for record in found] == ["explicit_block", "fast", "simulator"]
+    assert max(losses[1:]) - min(losses[1:]) < 1e-3
+
+
 def test_methods_predict_alike(records: list[dict[str, Any]]) -> None:
     for case in ("tiny", "tiny_few_shot"):
         here = {record["method"]: record["evaluation_loss"] for record in records if record["case"] == case}

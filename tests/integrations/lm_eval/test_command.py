@@ -6,26 +6,23 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from conftest import ROOT
 from films import harness, save_reviews
 from lm_eval.api.registry import get_model
-from patience import PATIENCE
 
 from tintformer.cli import lm_eval as command
 from tintformer.errors import TintError
 from tintformer.integrations.lm_eval import TintLM
 
-TINT = Path(sys.executable).parent / "tint"
-
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(TINT), "lm-eval", *arguments], capture_output=True, text=True, timeout=PATIENCE)
+    return forked.tint("lm-eval", *arguments)
 
 
 def test_the_command_evaluates_and_writes_what_it_was_made_with(tmp_path: Path) -> None:
