@@ -170,3 +170,22 @@ def test_damaged_records_are_set_aside(copy: Path, capfd: pytest.CaptureFixture[
     printed = capfd.readouterr().err
     assert printed.count("\n") == 1 and "lacks records of this run" in printed
     assert [kept.read_bytes() for kept in (copy / "records" / "corrupt").iterdir()] == [data]
+
+
+@pytest.mark.parametrize("key", ["model", "task"])
+def test_a_run_that_names_the_hub_asks_nobody(
+    copy: Path, key: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def connect(*args: Any, **keywords: Any) -> Any:
+        raise AssertionError("somebody was asked")
+
+    path = copy / "runs" / f"{NAME}.json"
+    run = json.loads(path.read_text())
+    for experiment in run["experiments"]:
+        experiment[key] = "sst2" if key == "task" else "somebody/some-model"
+    path.write_text(json.dumps(run))
+    monkeypatch.setattr("socket.socket.connect", connect)
+    monkeypatch.setattr("socket.getaddrinfo", connect)
+    assert tint("eval", "table", copy) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "tint:" in said

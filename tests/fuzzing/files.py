@@ -232,9 +232,7 @@ def open_task(place: Path, base: Path) -> str:
     from tintformer.experiments.tasks import demonstrations, load_task, test_examples
 
     description = place / "task.yaml"
-    # A description may name a data set of the hub, which would be asked for it; here nothing is to be asked.
-    local = description.is_file() and b"hub" not in description.read_bytes()[: 10**6]
-    task = load_task(str(description), None if local else place / "data")
+    task = load_task(str(description), place / "data" if _may_name_the_hub(description) else None)
     demonstrations(task, 2, 0)
     test_examples(task, 2)
     assert task.identity
@@ -245,9 +243,17 @@ def open_texts(place: Path, base: Path) -> str:
     from tintformer.experiments.texts import load_texts
 
     description = place / "text.yaml"
-    local = description.is_file() and b"hub" not in description.read_bytes()[: 10**6]
-    assert load_texts(str(description), None if local else place / "data")
+    assert load_texts(str(description), place / "data" if _may_name_the_hub(description) else None)
     return "opens"
+
+
+def _may_name_the_hub(description: Path) -> bool:
+    """Whether a description may name a data set of the hub, which would be asked; here nobody is to be asked."""
+    try:
+        with description.open("rb") as file:
+            return b"hub" in file.read(10**6)
+    except (OSError, MemoryError):  # it may be a link to anything, such as the memory of a process
+        return True
 
 
 def _command(*arguments: str) -> int:

@@ -21,6 +21,7 @@ from tintformer.storage.cache_paths import rows_file
 from tintformer.storage.foreign_files import check_regular, parse_foreign_json
 from tintformer.storage.foreign_text import MAX_TEXT, check_characters, read_bytes, user_path
 from tintformer.storage.foreign_yaml import MAX_YAML, parse_foreign_yaml
+from tintformer.storage.hub_models import require_hub
 
 YAML_SUFFIXES = (".yaml", ".yml")
 ROW_SUFFIXES = (".jsonl", ".csv", ".tsv", ".parquet")
@@ -262,6 +263,7 @@ def kept_rows(hub: Hub, split: str, limit: int | None) -> Path:
 
 def download_rows(hub: Hub, split: str, limit: int | None = None) -> list[DataRow]:
     """The rows from the hub, or from the cache of `datasets`."""
+    require_hub(hub.id)
     try:
         from datasets import load_dataset  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
     except ImportError as error:

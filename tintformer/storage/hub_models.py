@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from tintformer.errors import LoadError, cause
@@ -37,6 +40,27 @@ _CONVERTER = "SFconvertbot"
 _CONVERSION = "Adding `safetensors` variant of this model"
 
 
+_CLOSED: ContextVar[bool] = ContextVar("the hub is not to be asked", default=False)
+
+
+@contextmanager
+def without_hub() -> Generator[None]:
+    """Ask the hub for nothing meanwhile: names come from files that others may have written."""
+    token = _CLOSED.set(True)
+    try:
+        yield
+    finally:
+        _CLOSED.reset(token)
+
+
+def require_hub(name: str) -> None:
+    """Refuse to ask the hub for something within `without_hub`."""
+    if _CLOSED.get():
+        raise LoadError(
+            f"{name} is not on this machine, and a file is no reason to ask the hub; `tint fetch {name}` is"
+        )
+
+
 def is_hub_id(name: str) -> bool:
     """Whether a name can be one of the hub: a word, or two with a slash between them."""
     return len(name) <= 96 and _HUB_ID.fullmatch(name) is not None
@@ -67,6 +91,8 @@ def main_snapshot(name: str, *, local: bool = False, weights: bool = True) -> Pa
 
     if local and not is_hub_id(name):
         return None
+    if not local:
+        require_hub(name)
     patterns = PATTERNS if weights else [pattern for pattern in PATTERNS if "safetensors" not in pattern]
     try:
         return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=local))

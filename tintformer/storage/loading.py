@@ -18,7 +18,7 @@ from tintformer.storage.fit import check_config_matches_weights, check_size, ref
 from tintformer.storage.foreign_files import check_model_files, read_foreign_json
 from tintformer.storage.foreign_text import user_path
 from tintformer.storage.gguf_headers import GgufHeader, read_gguf_header
-from tintformer.storage.hub_models import is_complete, main_snapshot
+from tintformer.storage.hub_models import is_complete, main_snapshot, require_hub
 from tintformer.storage.packages import model_directory
 from tintformer.storage.safetensors_headers import INDEX, read_headers, refuse_adapters
 from tintformer.storage.untrusted import refuse_code_and_huge_sizes, refuse_huge_generation
@@ -191,6 +191,7 @@ def _find_on_hub(name: str) -> Path:
     found = main_snapshot(name, local=True)
     if found is not None and is_complete(found):
         return found
+    require_hub(name)
     try:
         HfApi().model_info(name, timeout=10)
         fetched = main_snapshot(name)

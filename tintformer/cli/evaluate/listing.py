@@ -41,8 +41,11 @@ def table(
     from tintformer.experiments.runner import Runner
     from tintformer.experiments.runs import join_runs, load_runs
     from tintformer.experiments.tuning import run_experiment
+    from tintformer.storage.hub_models import without_hub
 
-    with started() as processes, Runner(RecordStore(directory / "records"), only_records=True) as runner:
+    records = RecordStore(directory / "records")
+    # The runs name their models and data, and may have been written by others.
+    with started() as processes, without_hub(), Runner(records, only_records=True) as runner:
         runs = load_runs(directory) if processes.is_first else []
         for run in join_runs(runs) if together else runs:
             run.check_directory(directory)
