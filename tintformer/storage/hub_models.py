@@ -57,7 +57,7 @@ def require_hub(name: str) -> None:
     """Refuse to ask the hub for something within `without_hub`."""
     if _CLOSED.get():
         raise LoadError(
-            f"{name} is not on this machine, and a file is no reason to ask the hub; `tint fetch {name}` is"
+            f"{name} is not on this machine, and the hub is not asked for what a file names; `tint fetch {name}` first"
         )
 
 
