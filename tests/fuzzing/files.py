@@ -249,6 +249,8 @@ def open_texts(place: Path, base: Path) -> str:
 
 def _may_name_the_hub(description: Path) -> bool:
     """Whether a description may name a data set of the hub, which would be asked; here nobody is to be asked."""
+    if not description.is_file():  # a FIFO would be waited for
+        return True
     try:
         with description.open("rb") as file:
             return b"hub" in file.read(10**6)
