@@ -18,7 +18,8 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 INSIDE = (ROOT / "docs" / "interpretability.md").read_text(encoding="utf-8")
 QUICK_START = (ROOT / "docs" / "quick-start.md").read_text(encoding="utf-8")
-NOT_HERE = ("pip install '.[plots]'", "tint demo")
+INSTALLS = "pip install 'tintformer[plots]'\nuv add 'tintformer[plots]'\nuv pip install 'tintformer[plots]'"
+NOT_HERE = ("pip install '.[plots]'", INSTALLS, "tint demo")
 """Blocks that are not run: the tests run in what is installed already, and tests/cli/test_commands.py runs the demo."""
 
 
