@@ -205,7 +205,7 @@ def overflowing(browser: Browser, selector: str) -> list[str]:
 
 
 @pytest.mark.parametrize("width, height", [DESKTOP, PHONE], ids=["desktop", "phone"])
-@pytest.mark.parametrize("page", [HOME, REFERENCE, NOTEBOOK, "quick-start.html", "results/in-context-learning.html"])
+@pytest.mark.parametrize("page", [HOME, REFERENCE, NOTEBOOK])
 def test_a_page_opens_from_disk(browser: Browser, site: Path, page: str, width: int, height: int) -> None:
     browser.open(site / page, width=width, height=height)
     browser.wait("document.querySelectorAll('pre .md-code__button, pre .md-clipboard').length > 0")
@@ -216,6 +216,15 @@ def test_a_page_opens_from_disk(browser: Browser, site: Path, page: str, width: 
     assert browser.value("[...document.images].every(each => each.getBoundingClientRect().right <= innerWidth)")
     assert all(address.startswith(("file:", "data:", "blob:")) for address in browser.requests())
     assert browser.complaints() == []
+
+
+def test_no_page_is_wider_than_a_phone(browser: Browser, site: Path) -> None:
+    wrong = []
+    for page in sorted(site.rglob("*.html")):
+        browser.open(page, width=PHONE[0], height=PHONE[1])
+        if browser.value("document.documentElement.scrollWidth") > PHONE[0] or overflowing(browser, "pre > code"):
+            wrong.append(str(page.relative_to(site)))
+    assert wrong == []
 
 
 def test_the_home_page_has_the_picture_and_a_result(browser: Browser, site: Path) -> None:
