@@ -170,8 +170,9 @@ def undescribed(thing: Any, members: list[str] | None) -> list[str]:
     if thing.is_class:
         for name, member in thing.all_members.items():
             shown = name in members if members else not name.startswith("_") or name == "__call__"
-            assigned = member.is_attribute and member.annotation is None and not member.docstring
-            if shown and not assigned:  # what __init__ assigns is not shown
+            field = member.is_attribute and "property" not in member.labels
+            inner = field and not member.docstring and "dataclass" not in thing.labels  # what __init__ keeps
+            if shown and (members or not inner):
                 lacking += undescribed(member, None)
     return lacking
 

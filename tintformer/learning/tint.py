@@ -38,7 +38,6 @@ class Tint(Watchable):
         # Too many layers are refused here, before an engine is built, which takes the simulator a while.
         require_rule(rule).num_trained(len(self.auxiliary.blocks))
         self.engine: Engine = make_engine(engine, self.auxiliary, rule, **options)
-        """What runs its passes."""
 
     def __call__(
         self,
