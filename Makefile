@@ -8,6 +8,8 @@ SMOLLM2 := .models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf
 export OMP_WAIT_POLICY ?= passive
 # Spares pyright a look at the registry for a newer version of itself.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+# The theme would speak of its successor in every build.
+export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help demo package test sweep portable fuzz compare oldest newest models lint format docs figure bench clean

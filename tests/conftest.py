@@ -6,9 +6,11 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from browser import Browser, find_chromium, running
 
 ROOT = Path(__file__).parent.parent
 SHARED = Path(os.environ.get("TINTFORMER_SHARED", ROOT.parent / "shared"))
@@ -78,6 +80,16 @@ def smollm2() -> Path:
 def wikitext() -> str:
     path = _need(SHARED / "data" / "wikitext" / "wikitext2.valid.raw.txt", "put the text into ../shared/data/wikitext")
     return path.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Generator[Browser]:
+    """A headless Chromium."""
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("there is no Chromium; install Debian's package: apt-get install chromium")
+    with running(chromium, tmp_path_factory.mktemp("browser") / "profile") as started:
+        yield started
 
 
 @pytest.fixture

@@ -17,8 +17,10 @@ from patience import PATIENCE
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 INSIDE = (ROOT / "docs" / "interpretability.md").read_text(encoding="utf-8")
+HOME = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
 QUICK_START = (ROOT / "docs" / "quick-start.md").read_text(encoding="utf-8")
-NOT_HERE = ("pip install '.[plots]'", "tint demo")
+INSTALLS = "pip install 'tintformer[plots]'\nuv add 'tintformer[plots]'\nuv pip install 'tintformer[plots]'"
+NOT_HERE = ("pip install '.[plots]'", INSTALLS, "tint demo")
 """Blocks that are not run: the tests run in what is installed already, and tests/cli/test_commands.py runs the demo."""
 
 
@@ -54,6 +56,11 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert (tmp_path / "update.safetensors").exists()
     out = namespace["out"]
     assert float(out.loss) != float(out.loss_before)  # type: ignore[attr-defined]
+
+
+def test_the_home_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    run_python(HOME, {}, "index.md")
+    assert "->" in capsys.readouterr().out
 
 
 def test_the_page_on_looking_inside_runs() -> None:

@@ -32,6 +32,13 @@ class DivergenceError(TintError):
 
     @classmethod
     def at(cls, where: str, learning_rate: float, when: str = "") -> DivergenceError:
+        """The error for a place, with a smaller rate to try.
+
+        Args:
+            where: What is non-finite.
+            learning_rate: The rate that was too large.
+            when: The step, for the message.
+        """
         return cls(
             f"{where} contains NaN or infinity{when}: learning_rate={learning_rate:g} is too large for this text; "
             f"try {learning_rate / 4:g}"
@@ -47,7 +54,12 @@ class LoadError(TintError):
 
 
 class UnsupportedModelError(TintError):
-    """A model outside of what can be described; the message lists every reason at once."""
+    """A model outside of what can be described; the message lists every reason at once.
+
+    Args:
+        model: What the model is called.
+        reasons: All of them, one line each; also an attribute of the error.
+    """
 
     def __init__(self, model: str, reasons: list[str]):
         self.reasons = reasons

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Browser, find_chromium, running
+from browser import Browser
 from tiny import TEXT, make_model, make_tokenizer
 
 import tintformer as tint
@@ -21,15 +20,6 @@ SIZES = [(1280, 900), (390, 844)]
 TRAIN = 60
 SHOWN = "!document.getElementById('tip').hidden"
 TIP = "document.getElementById('tip')"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Generator[Browser]:
-    chromium = find_chromium()
-    if chromium is None:
-        pytest.skip("there is no Chromium; install Debian's package: apt-get install chromium")
-    with running(chromium, tmp_path_factory.mktemp("browser") / "profile") as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

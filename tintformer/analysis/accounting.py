@@ -65,9 +65,13 @@ class CountedPart:
     """Parameters of one part of the modules of one kind in one direction."""
 
     kind: str
+    """Of the op: linear, norm, attention, activation, product, or the ends of the model."""
     phase: Phase
+    """Which direction: forward, backward or descent."""
     part: str
+    """What the parameters do."""
     parameters: int
+    """How many there are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +79,9 @@ class CountDifference:
     """One reason why the construction is larger (or, if negative, smaller) than the paper's formula."""
 
     reason: str
+    """In words."""
     parameters: int
+    """How many it adds, or takes away."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +89,11 @@ class Parameters:
     """The parameters of a simulator as it would be built."""
 
     layout: str
+    """`lean` or `paper`."""
     tie_blocks: bool
+    """Whether one block of modules serves all layers."""
     parts: list[CountedPart]
+    """All constructed parameters, by what they belong to."""
     structural: int
     """Constructed parameters: all parts together."""
     auxiliary: int
@@ -98,6 +107,7 @@ class Parameters:
 
     @property
     def total(self) -> int:
+        """Constructed parameters and the auxiliary's own."""
         return self.structural + self.auxiliary
 
     def by_kind(self) -> list[dict[str, Any]]:
@@ -115,9 +125,12 @@ class Parameters:
 
 
 def count_parameters(model: Any, *, rule: LearningRule | None = None, **construction: Any) -> Parameters:
-    """Count the simulator of a model: a known name, a configuration file or directory, or an auxiliary.
+    """Count the simulator of a model; nothing is loaded or fetched.
 
-    Nothing is loaded or fetched. `construction` are the knobs of `build` (layout, stack, tie_blocks, ...).
+    Args:
+        model: A known name, a configuration file or directory, or an auxiliary.
+        rule: What it learns by; some rules need more modules. None is `LearningRule` with its defaults.
+        **construction: Fields of `Construction`: layout, stack, tie_blocks, ...
     """
     from tintformer.storage.configs import meta_auxiliary, read_config
 

@@ -32,8 +32,11 @@ class LayerCount:
     """Layers of one kind in one direction, and their parameters."""
 
     kind: str
+    """The class of the layers."""
     phase: Phase
+    """Which direction: forward, backward or descent."""
     layers: int
+    """How many there are."""
     dense: int
     """Entries of all maps over the whole stream."""
     non_zero: int
@@ -73,18 +76,25 @@ class NetworkSize:
     slots: int
     """Text slots."""
     weight_slots: int
+    """Slots of a prefix token, each with a row of a matrix."""
     slot_width: int
+    """Coordinates of a slot."""
     width: int
     """Coordinates of a token."""
     prefix_tokens: int
+    """Tokens that hold weights."""
     text_tokens: int
+    """The longest text."""
     steps: int
+    """Gradient steps inside the pass."""
     auxiliary: int
     """Parameters that hold the auxiliary's own weights: prefix tokens with their padding, tables and head."""
     stages: dict[str, int]
     """Layers by stage of the walk, without those that clear slots."""
     counts: list[LayerCount]
+    """Layers and parameters by kind and direction."""
     capacity: Capacity
+    """What one step must keep, in coordinates of a token."""
 
     @property
     def layers_a_step(self) -> int:
@@ -92,7 +102,11 @@ class NetworkSize:
         return (self.stages.get("forward", 0) + self.stages.get("backward", 0)) // max(1, self.steps)
 
     def total(self, measure: str) -> int:
-        """`layers`, `dense`, `non_zero` or `structured`, summed over all kinds."""
+        """A measure, summed over all kinds of layers.
+
+        Args:
+            measure: `layers`, `dense`, `non_zero` or `structured`.
+        """
         return sum(getattr(each, measure) for each in self.counts)
 
     def depth(self) -> list[dict[str, Any]]:
@@ -117,9 +131,13 @@ class NetworkSize:
 def count_network(
     model: Any, *, rule: LearningRule | None = None, max_tokens: int | None = None, stack: int = DEFAULT_STACK
 ) -> NetworkSize:
-    """Count the compiled network of a model: a known name, a configuration file or directory, or an auxiliary.
+    """Count the compiled network of a model; nothing is loaded or fetched.
 
-    Nothing is loaded or fetched. Without `max_tokens` it is that for 64 tokens, or as many as the model has positions.
+    Args:
+        model: A known name, a configuration file or directory, or an auxiliary.
+        rule: What it learns by; more steps make a deeper network. None is `LearningRule` with its defaults.
+        max_tokens: The longest text; None is 64, or as many as the model has positions.
+        stack: Rows of a matrix in one prefix token.
     """
     from tintformer.storage.configs import meta_auxiliary, read_config
 

@@ -39,13 +39,17 @@ class Auxiliary:
     """A decoder as embedding, blocks of steps, final steps and head, all tensors shared with `model`."""
 
     name: str
+    """What messages call it."""
     family: str
     """Hugging Face's `model_type`."""
     embedding: Embedding
+    """Token ids to the stream."""
     blocks: tuple[tuple[Step, ...], ...]
+    """The steps of every block, from the first to the last."""
     final: tuple[Step, ...]
     """The final norm and the out-projection, where the family has them."""
     head: Head
+    """The stream to logits."""
     max_positions: int | None
     """Longest context the model was built for; None where nothing limits it (ALiBi)."""
     model: Any = field(repr=False)
@@ -55,6 +59,7 @@ class Auxiliary:
 
     @property
     def vocabulary_size(self) -> int:
+        """Token ids that the head predicts."""
         return self.head.weight.source.shape[0]
 
     @property
@@ -65,6 +70,7 @@ class Auxiliary:
 
     @property
     def dtype(self) -> torch.dtype:
+        """Of the weights."""
         return self.embedding.tokens.source.dtype
 
     @property
@@ -74,6 +80,7 @@ class Auxiliary:
 
     @property
     def learned_positions(self) -> bool:
+        """Whether positions are rows of a table, which limits them."""
         return self.embedding.positions is not None
 
     @property
@@ -93,7 +100,11 @@ class Auxiliary:
             self.record.require_unchanged(self.name)
 
     def require_one_device(self, whose: str) -> None:
-        """Refuse a model that is spread over devices, for those who cannot follow."""
+        """Refuse a model that is spread over devices, for those who cannot follow.
+
+        Args:
+            whose: Who cannot, for the message.
+        """
         if self.dispatched:
             raise TintError(
                 f"{self.name} is spread over devices or offloaded, which {whose} cannot follow; "

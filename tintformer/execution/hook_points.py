@@ -29,6 +29,7 @@ class HookPoint(NamedTuple):
     """One value of one pass. It equals the tuple `(when, name)`."""
 
     when: When
+    """Which pass: "before" learning, the number of a step from 1, "after" the last, or "below" the trained blocks."""
     name: str
     """The op and the value: `blocks.3.down.output`.
 

@@ -123,8 +123,13 @@ class Watchable:
     def watch(self, *patterns: str, when: When | None = None) -> AbstractContextManager[Seen]:
         """Keep the values at every point whose name fits a pattern: `with model.watch("blocks.*.down.output") as seen`.
 
-        They are found by pass and name, `seen["after", "blocks.3.down.output"]`. `when` restricts the pass. A later
-        call inside of the context replaces what an earlier one left.
+        They are found by pass and name, `seen["after", "blocks.3.down.output"]`. A later call inside of the context
+        replaces what an earlier one left.
+
+        Args:
+            *patterns: Names of `points`, with `*` for anything.
+            when: Restricts the pass: "before" learning, the number of a step from 1, "after" the last one, or "below"
+                for the embedding and the blocks that do not learn; None for all.
         """
         seen: Seen = {}
 
@@ -136,7 +141,12 @@ class Watchable:
     def hook(self, pattern: str, function: HookFunction, *, when: When | None = None) -> AbstractContextManager[None]:
         """Call `function(value, point)` at every point whose name fits the pattern; what it returns replaces the value.
 
-        It may return None to leave the value alone, and must not change it in place. Several hooks at one point are
-        called in the order in which they were set, each with the answer of the one before.
+        Several hooks at one point are called in the order in which they were set, each with the answer of the one
+        before. A hook holds while the context lasts: `with model.hook(...)`.
+
+        Args:
+            pattern: A name of `points`, with `*` for anything.
+            function: It may return None to leave the value alone, and must not change it in place.
+            when: Restricts the pass, as in `watch`.
         """
         return self.hooks.standing([Hook(pattern, function, when)], None)

@@ -99,13 +99,21 @@ class TintOutput:
     """`[batch, tokens, vocabulary]` with logits="all"; `[evaluation tokens, vocabulary]`, those that predict
     `input_ids[evaluation_mask]`, with "evaluation"; None with "none"."""
     logits_before: Tensor | None = None
+    """`logits` of the model before learning; None unless `before=True` asked for it."""
     token_loss_before: Float[Tensor, "batch tokens"] | None = None
+    """`token_loss` of the model before learning; None unless asked for."""
     loss_before: Float[Tensor, ""] | None = None
+    """`loss` of the model before learning; None unless asked for."""
     _updates: RowUpdates = field(repr=False)
 
     @classmethod
     def of(cls, batch: Batch, result: EngineResult) -> TintOutput:
-        """Bring an engine's result into the batch's shape."""
+        """Bring an engine's result into the batch's shape.
+
+        Args:
+            batch: The sequences.
+            result: What an engine made of them.
+        """
 
         def losses(predictions: Predictions | None) -> tuple[Tensor | None, Tensor | None]:
             if predictions is None:
@@ -138,7 +146,10 @@ class TintOutput:
     def updates(self, row: int | None = None) -> dict[str, Tensor]:
         """The update of every trainable parameter: Hugging Face's names, shapes and orientation.
 
-        Every sequence learns on its own, so a batch of several needs the `row` whose update is meant.
+        Every sequence learns on its own.
+
+        Args:
+            row: Whose update, from 0; a batch of several sequences needs it.
         """
         num_rows = len(self.token_loss)
         if row is None and num_rows > 1:

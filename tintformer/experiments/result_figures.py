@@ -6,6 +6,7 @@ import io
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -29,10 +30,19 @@ from tintformer.experiments.tables import (
 )
 from tintformer.learning.rate_selection import CLEARLY_WORSE, RatePoint
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1f2329", "#8a8f98")
-"""Of Okabe and Ito, for colour-blind eyes too; each method keeps its own."""
+COLOURS = {
+    "auxiliary": "#6b7280",
+    "fine-tuning": "#d55e00",
+    "linears": "#5e3c99",
+    "moved": "#cc79a7",
+    "moved-same-rate": "#e69f00",
+    "tint": "#0072b2",
+    "tint-paper": "#1f2329",
+    "lora": "#009e73",
+}
+"""By method. Most are Okabe and Ito's, for colour-blind eyes too, without their second blue and their yellow."""
 MARKERS = "osD^vPX*"
-_LOOKS = {name: {"color": COLOURS[at], "marker": MARKERS[at]} for at, name in enumerate(METHODS)}
+_LOOKS = {name: {"color": COLOURS[name], "marker": MARKERS[at]} for at, name in enumerate(METHODS)}
 
 
 def language_figures(done: LanguageResults) -> dict[str, bytes]:
@@ -97,10 +107,19 @@ def in_context_figures(done: InContextResults) -> dict[str, bytes]:
     chosen_by = "label cross-entropy, tuning examples" if done[0][0].chosen_on == "tuning" else "wrong answers, tests"
     return {
         "accuracy": _panels(done, lambda experiment: _named(experiment, setting(experiment)), _accuracies),
-        "settings": _panels(
-            _with_several_budgets(done),
-            lambda experiment: _named(experiment, f"{task_title(experiment)}, {format_of(experiment)}"),
-            _by_budget,
+        "settings": settings_figure(
+            [
+                AccuracyPoint(
+                    panel=_named(experiment, format_of(experiment)),
+                    task=task_title(experiment),
+                    budget=budget(experiment),
+                    method=result.method,
+                    value=100 * fmean(_right(result)),
+                    error=100 * standard_error(_right(result)),
+                )
+                for experiment, results in sorted(_with_several_budgets(done), key=_from_all_layers_to_few)
+                for result in results
+            ]
         ),
         "rates": _curves(curves, chosen_by),
     }
@@ -136,22 +155,76 @@ def _but_for_budget(experiment: InContextLearning) -> tuple[str, str, str]:
     return experiment.model, task_title(experiment), format_of(experiment)
 
 
-def _by_budget(axes: Any, done: InContextResults) -> None:
-    """Accuracy over layers x steps, from all layers to few, a line a method."""
-    done = sorted(done, key=lambda each: (-(each[0].layers or math.inf), each[0].steps))
-    for name in dict.fromkeys(result.method for _, results in done for result in results):
-        found = [
-            (budget(experiment), _right(result))
-            for experiment, results in done
-            for result in results
-            if result.method == name
-        ]
-        values = [100 * fmean(right) for _, right in found]
-        errors = [100 * standard_error(right) for _, right in found]
-        places = [at for at, _ in found]
-        axes.errorbar(places, values, yerr=errors, label=METHODS[name].title, capsize=2, lw=1.3, ms=4, **_LOOKS[name])
-    axes.set(xlabel="layers x steps", ylabel="accuracy, %")
-    axes.legend(fontsize=6)
+def _from_all_layers_to_few(done: tuple[InContextLearning, Any]) -> tuple[float, int]:
+    experiment, _ = done
+    return -(experiment.layers or math.inf), experiment.steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyPoint:
+    """What one method reaches on one task with one budget, in percent."""
+
+    panel: str
+    task: str
+    budget: str
+    """Layers x steps; of no matter for the model as it is."""
+    method: str
+    value: float
+    error: float
+    """Standard error."""
+
+
+def settings_figure(points: Sequence[AccuracyPoint]) -> bytes:
+    """Accuracy by task, method and budget: a panel for each format, one above the other, with one legend for all."""
+    titles = list(dict.fromkeys(point.panel for point in points))
+
+    def draw(panels: Sequence[Any]) -> None:
+        for panel, title in zip(panels, titles, strict=True):
+            _by_task(panel, [point for point in points if point.panel == title])
+            panel.set_title(to_label(title), loc="left", fontsize=11)
+        limits = [limit for panel in panels for limit in panel.get_ylim()]
+        shown: dict[str, Any] = {}
+        for panel in panels:
+            panel.set_ylim(min(limits), max(limits))  # the same for all, so that heights can be compared
+            handles, labels = panel.get_legend_handles_labels()
+            shown |= dict(zip(labels, handles, strict=True))
+        labels = [method.title for method in METHODS.values() if method.title in shown]
+        handles = [shown[label] for label in labels]
+        panels[0].figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=9)
+
+    return _png(len(titles), draw, columns=1, width=11, height=3.6)
+
+
+def _by_task(axes: Any, points: Sequence[AccuracyPoint]) -> None:
+    """Tasks side by side, in each the same columns: every method with every budget that it was run with."""
+    tasks = sorted({point.task for point in points})
+    learning = [point for point in points if point.method != "auxiliary"]
+    columns = list(dict.fromkeys((point.method, point.budget) for point in learning))
+    columns.sort(key=lambda column: list(METHODS).index(column[0]))
+    width = 0.84 / max(1, len(columns))
+    places = {column: (at - (len(columns) - 1) / 2) * width for at, column in enumerate(columns)}
+    for point in points:
+        if point.method == "auxiliary":  # the same for every budget: a line across the task, and its error around it
+            left, right = tasks.index(point.task) - 0.46, tasks.index(point.task) + 0.46
+            look = {"color": COLOURS["auxiliary"], "lw": 0}
+            axes.fill_between((left, right), point.value - point.error, point.value + point.error, alpha=0.12, **look)
+            axes.plot((left, right), (point.value,) * 2, color=look["color"], label=METHODS["auxiliary"].title)
+    for method in dict.fromkeys(method for method, _ in columns):
+        mine = [point for point in learning if point.method == method]
+        at = [tasks.index(point.task) + places[method, point.budget] for point in mine]
+        look = {"label": METHODS[method].title, "ls": "", "ms": 7, "capsize": 2, **_LOOKS[method]}
+        axes.errorbar(at, [point.value for point in mine], yerr=[point.error for point in mine], **look)
+    # The budgets stand under their columns, where every method has its own place.
+    axes.set_xticks(
+        [at + place for at, _ in enumerate(tasks) for place in places.values()],
+        [to_label(each) for _ in tasks for _, each in columns],
+        rotation=90,
+        fontsize=7,
+    )
+    for at, task in enumerate(tasks):
+        axes.text(at, 1.0, to_label(task), ha="center", va="top", transform=axes.get_xaxis_transform(), weight="bold")
+    axes.set(ylabel="accuracy, %", xlim=(-0.55, len(tasks) - 0.45))
+    axes.margins(y=0.15)
 
 
 def _accuracies(axes: Any, done: InContextResults) -> None:
@@ -198,8 +271,15 @@ def _curve(axes: Any, method: str, points: Sequence[RatePoint]) -> None:
     axes.plot([point.rate for point in shown], [point.loss for point in shown], **look)
 
 
-def _png(count: int, draw: Callable[[Sequence[Any]], None], *, height: float = 3.2) -> bytes:
-    """Panels side by side, four a row; nothing where there is nothing to show."""
+def _png(
+    count: int,
+    draw: Callable[[Sequence[Any]], None],
+    *,
+    columns: int = 4,
+    width: float = 4.4,
+    height: float = 3.2,
+) -> bytes:
+    """Panels side by side, so many a row; nothing where there is nothing to show."""
     if count == 0:
         return b""
     if not has_matplotlib():  # not an error: the tables took hours and can be written
@@ -208,9 +288,9 @@ def _png(count: int, draw: Callable[[Sequence[Any]], None], *, height: float = 3
     import matplotlib
     from matplotlib.figure import Figure
 
-    columns = min(count, 4)
+    columns = min(count, columns)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4.4 * columns, height * -(-count // columns)), layout="constrained")
+        figure = Figure(figsize=(width * columns, height * -(-count // columns)), layout="constrained")
         grid = figure.subplots(-(-count // columns), columns, squeeze=False).flatten()
         draw(list(grid[:count]))
         for empty in grid[count:]:

@@ -40,6 +40,7 @@ class RatePoint:
     """One rate that was tried."""
 
     rate: float
+    """The learning rate; 0 for the model as it is."""
     loss: float
     """Mean loss in nats over the held-out training tokens; infinite if the rate diverged."""
 
@@ -95,9 +96,19 @@ def choose_rate(
     outside of the training part is hidden. Where losses are summed, a trial makes up for the targets that it lacks by
     a longer step, so that its rate means the same for the whole part. Rates go up until the loss is clearly worse than
     without training, and two more are tried around the best; of a `grid` of your own the best is taken, and one that
-    starts too high has none that helps. `together` makes one update of all rows, as `Tint.adapt` does; leave it
-    out there, and the rate is too large by their number. `on_point` is called with every rate as it is tried.
-    `masks` are those of a call of `Tint`: `attention_mask`, `loss_mask`, `segment_ids`, `position_ids`.
+    starts too high has none that helps.
+
+    Args:
+        model: What `load` takes.
+        rule: The rule whose rate is chosen.
+        input_ids: Token ids `[batch, tokens]`.
+        train_mask: 1 for the training part; the search sees nothing else.
+        engine: Which engine tries the rates: `fast`, `reference`, `oracle` or `simulator`.
+        grid: Rates to choose from, above 0; None searches from 1e-6 upwards in steps of a factor 3.2.
+        together: Make one update of all rows, as `Tint.adapt` does; leave it out there, and the rate is too large by
+            their number.
+        on_point: Called with every rate as it is tried.
+        **masks: Those of a call of `Tint`.
     """
     auxiliary, rule = load(model), require_rule(rule)
     batch = Batch.of(auxiliary, input_ids, train_mask=train_mask, **masks)

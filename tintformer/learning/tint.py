@@ -22,8 +22,14 @@ from tintformer.typed_fields import checked
 class Tint(Watchable):
     """An auxiliary model, a learning rule and an engine that runs them in one pass.
 
-    `options` are those of the engine: `dual` of the fast one, and of the simulator the knobs of its construction
-    (layout, stack, tie_blocks, ...).
+    Args:
+        model: What `load` takes: a name, a directory, a transformers model, or an `Auxiliary`.
+        rule: How it learns.
+        engine: `fast` is what people run. `simulator` is the paper's construction and `network` the same compiled to
+            one list of layers; `reference` has every formula written out, `oracle` is the model under autograd.
+        **options: Those of the engine. `fast`: `dual`, which leaves every update as factors (True) or forms every
+            updated matrix (False; by default whichever costs less). `simulator`: the fields of `Construction`.
+            `network`: `max_tokens`, `stack`, `dense` and `loop`, as in `compile`.
     """
 
     def __init__(self, model: Any, rule: LearningRule, *, engine: str = "fast", **options: Any):
@@ -44,12 +50,15 @@ class Tint(Watchable):
     ) -> TintOutput:
         """Train on the part under `train_mask`, each sequence on its own, and predict the rest.
 
-        `train_mask` restricts the loss, not attention. `before` adds what the model predicted before learning. `logits`
-        says which logits to return: "all", "evaluation" or "none".
-
-        `masks`, all `[batch, tokens]` and optional: `attention_mask` is 0 at padding, on either side. `loss_mask`
-        restricts the training targets further (label loss). `segment_ids` packs independent examples; -1 marks leading
-        tokens that all of them see. `position_ids` are positions of your own.
+        Args:
+            input_ids: Token ids `[batch, tokens]`: a tensor, an array of numpy, or nested lists.
+            train_mask: 1 for the tokens that are trained on, 0 for those that are evaluated. It restricts the loss, not
+                attention.
+            before: Add what the model predicted before learning, in `loss_before`, `token_loss_before` and
+                `logits_before`.
+            logits: Which logits to return: "all", those that predict "evaluation" tokens, or "none".
+            **masks: `attention_mask`, `segment_ids`, `position_ids` and `loss_mask`, all `[batch, tokens]` and
+                optional; `LearningMasks` says what each means.
         """
         batch = Batch.of(self.auxiliary, input_ids, train_mask=train_mask, **masks)
         checked("before", before, bool, InputError)
@@ -57,6 +66,7 @@ class Tint(Watchable):
 
     @property
     def hooks(self) -> Hooks:
+        """The hooks of its passes; the oracle has none."""
         if self.engine.hooks is None:
             raise TintError("the oracle has no hook points: autograd runs it, not the walk; choose another engine")
         return self.engine.hooks
@@ -64,7 +74,10 @@ class Tint(Watchable):
     def adapt(self, input_ids: Array, *, train_mask: Array | None = None, **masks: Unpack[LearningMasks]) -> Tuned:
         """One update from one or more training sequences, their losses summed, to be used many times.
 
-        Without `train_mask` all attended tokens are the training part. `masks` are those of a call.
+        Args:
+            input_ids: Token ids `[batch, tokens]`.
+            train_mask: 1 for the tokens that are trained on; without it all attended tokens are.
+            **masks: Those of a call.
         """
         if not isinstance(self.engine, Adapts):
             raise TintError("adapt() needs engine='fast': the other engines keep no update for later")

@@ -34,7 +34,15 @@ from tintformer.typed_fields import checked
 
 
 class Tuned(Watchable):
-    """An auxiliary with one update on top; the auxiliary itself is not changed."""
+    """An auxiliary with one update on top; the auxiliary itself is not changed.
+
+    `Tint.adapt` makes one, and `Tuned.load` reads one back.
+
+    Args:
+        auxiliary: The model that the update was learnt on.
+        rule: The rule that it was learnt by.
+        updates: What was learnt, weight by weight, as an engine leaves it.
+    """
 
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule, updates: Updates):
         self.auxiliary, self.rule, self._updates = auxiliary, require_rule(rule), updates
@@ -44,11 +52,16 @@ class Tuned(Watchable):
 
     @property
     def hooks(self) -> Hooks:
+        """The hooks of its passes, which have no steps: all points are those of the pass `after` learning."""
         return self._engine.hooks
 
     @classmethod
     def untrained(cls, auxiliary: Auxiliary) -> Tuned:
-        """The model as it is, in the form of one that has learnt: what learning is compared with."""
+        """The model as it is, in the form of one that has learnt: what learning is compared with.
+
+        Args:
+            auxiliary: What `load` returns.
+        """
         return cls(auxiliary, LearningRule(learning_rate=0.0), Updates())
 
     def score(
@@ -61,9 +74,12 @@ class Tuned(Watchable):
     ) -> TintOutput:
         """Predict sequences with the updated weights; nothing is learnt.
 
-        `score_mask` restricts the tokens whose loss is taken: with the tokens of a label, `log_probability` is the
-        label's. Without it every token with a predecessor is scored. `masks` are `attention_mask`, `segment_ids` and
-        `position_ids`, as in a call of `Tint`.
+        Args:
+            input_ids: Token ids `[batch, tokens]`.
+            score_mask: 1 for the tokens whose loss is taken: with the tokens of a label, `log_probability` is the
+                label's. Without it every token with a predecessor is scored.
+            logits: Which logits to return: "all", those that predict scored tokens ("evaluation"), or "none".
+            **masks: `attention_mask`, `segment_ids` and `position_ids`, as in a call of `Tint`.
         """
         batch = Batch.to_score(self.auxiliary, input_ids, score_mask=score_mask, **masks)
         result = self._engine.score(batch, self._updates, logits_at=positions_of(logits, batch))
@@ -84,11 +100,19 @@ class Tuned(Watchable):
         }
 
     def only(self, *patterns: str) -> Tuned:
-        """With those updates alone whose names fit a pattern (`blocks.3.*`); without a pattern, with none."""
+        """With those updates alone whose names fit a pattern; without a pattern, with none.
+
+        Args:
+            *patterns: Names of `update_views`, with `*` for anything: `blocks.3.*`, `*.value.weight`.
+        """
         return self._with(self._fitting(patterns))
 
     def without(self, *patterns: str) -> Tuned:
-        """With all updates but those whose names fit a pattern."""
+        """With all updates but those whose names fit a pattern.
+
+        Args:
+            *patterns: As in `only`.
+        """
         return self._with(self.update_views().keys() - self._fitting(patterns))
 
     def effects(
@@ -101,8 +125,13 @@ class Tuned(Watchable):
     ) -> UpdateEffects:
         """What each part of the update does to the log-probability of the scored tokens, alone and on top of the rest.
 
-        `by` says what a part is: a "block", an "op" or a "parameter". Every part costs two scores of the sequences;
-        `score_mask` and `masks` are those of `score`.
+        Every part costs two scores of the sequences.
+
+        Args:
+            input_ids: Token ids `[batch, tokens]`.
+            by: What a part is: a "block", an "op" or a "parameter".
+            score_mask: As in `score`.
+            **masks: As in `score`.
         """
         return effects(self, lambda tuned: tuned.score(input_ids, score_mask=score_mask, **masks).token_loss, by)
 
@@ -132,7 +161,12 @@ class Tuned(Watchable):
         return Tuned(self.auxiliary, self.rule, self._updates.of(kept))
 
     def generate(self, input_ids: Array, **options: Any) -> Tensor:
-        """Continue sequences with the updated weights, by Hugging Face's own `generate` and its options."""
+        """Continue sequences with the updated weights, by Hugging Face's own `generate` and its options.
+
+        Args:
+            input_ids: Prompts, `[batch, tokens]`; pad them on the left.
+            **options: Those of Hugging Face's `generate`: `max_new_tokens`, `do_sample`, `attention_mask`, ...
+        """
         input_ids = token_ids(input_ids, self.auxiliary)
         given = options.pop("attention_mask", None)
         attended = torch.ones_like(input_ids) if given is None else mask_of("attention_mask", given, input_ids).long()
@@ -143,8 +177,9 @@ class Tuned(Watchable):
     def to_hf(self, *, share: bool = False) -> Any:
         """A plain Hugging Face model with the updated weights, in evaluation mode.
 
-        It is independent of the auxiliary unless `share` is set: then it holds the auxiliary's own tensors wherever
-        nothing has been learnt, which saves their memory but must not be trained.
+        Args:
+            share: Hold the auxiliary's own tensors wherever nothing has been learnt, which saves their memory; such a
+                model must not be trained. By default it is independent of the auxiliary.
         """
         self.auxiliary.require_unchanged()
         model = self.auxiliary.model
@@ -162,12 +197,21 @@ class Tuned(Watchable):
         return result.eval()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the update as safetensors: factors or full updates, whichever is smaller; see `update_files`."""
+        """Write the update as safetensors: factors or full updates, whichever is smaller; see `update_files`.
+
+        Args:
+            path: The file, replaced if it is there.
+        """
         self.auxiliary.require_unchanged()
         write_update(Path(path), self.auxiliary, self.rule, self._updates)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Any) -> Tuned:
-        """Read an update back onto the model it was learnt on; any other base is refused, and so is a damaged file."""
+        """Read an update back onto the model it was learnt on; any other base is refused, and so is a damaged file.
+
+        Args:
+            path: What `save` wrote.
+            model: What `load` takes.
+        """
         auxiliary = load(model)
         return cls(auxiliary, *read_update(Path(path), auxiliary))

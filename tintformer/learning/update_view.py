@@ -32,7 +32,9 @@ class UpdateView:
     name: str
     """The op and its parameter, `blocks.3.value.weight`: parts of a fused parameter are updates of their own."""
     weight: Weight = field(repr=False)
+    """The parameter (or part of one) that it belongs to, as the auxiliary describes it."""
     update: MatrixUpdate | Float[Tensor, " O"] = field(repr=False)
+    """As it is kept: factors, a matrix or a vector; `delta` forms it."""
 
     @property
     def parameter(self) -> str:

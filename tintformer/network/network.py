@@ -51,10 +51,18 @@ def compile(
 ) -> Network:
     """The transformer that trains `model` by `rule` inside its forward pass, for texts of up to `max_tokens` tokens.
 
-    `stack` rows of a matrix stand in one prefix token. `dense` materialises every map over the whole stream, for tiny
-    models. `loop` runs the layers of one step again for every further step instead of unrolling them. `before` keeps
-    what the model predicts before learning to the end of the stream. `attention="softmax"` has softmax heads and one
-    extra token in place of every linear attention, an approximation, in a dense network; its knobs are the simulator's.
+    Args:
+        model: What `load` takes, on one device.
+        rule: How it learns.
+        max_tokens: The longest text, at least 2; in float32 at most 2894.
+        stack: Rows of a matrix in one prefix token, at least 1.
+        dense: Materialise every map over the whole stream, for tiny models.
+        loop: Run the layers of one step again for every further step instead of unrolling them.
+        before: Keep what the model predicts before learning to the end of the stream; with `loop`, for one step only.
+        attention: `softmax` has softmax heads and one extra token in place of every linear attention, an
+            approximation; it needs `dense`.
+        softmax_form: `pair`: two softmaxes at +epsilon and -epsilon. `printed`: the paper's form.
+        softmax_epsilon: Step of these forms, between 0 and 1; None: the best measured for the dtype.
     """
     return Network(
         load(model),
@@ -149,7 +157,16 @@ class Network(nn.Module):
     """One stream, one sequence, one list of layers: embed, every layer in order, head, and nothing else.
 
     It holds no state: the stream alone passes from layer to layer, and behind the last one its prefix tokens hold the
-    updated weights.
+    updated weights. `compile` makes one.
+
+    Args:
+        auxiliary: What `load` returns.
+        rule: How it learns.
+        max_tokens: As in `compile`.
+        stack: As in `compile`.
+        dense: As in `compile`.
+        loop: As in `compile`.
+        before: As in `compile`.
     """
 
     def __init__(
@@ -207,11 +224,21 @@ class Network(nn.Module):
         self.eval()
 
     def forward(self, input_ids: Int[Tensor, "B T"], flags: Flags) -> Float[Tensor, "B T V"]:
-        """Logits of the auxiliary after it has learnt from the text; `flags` are those of `self.flags`."""
+        """Logits of the auxiliary after it has learnt from the text.
+
+        Args:
+            input_ids: Token ids `[batch, max_tokens]`, padded.
+            flags: Who trains, who sees whom: those of `flags`.
+        """
         return self.head(self.run(input_ids, flags))
 
     def run(self, input_ids: Int[Tensor, "B T"], flags: Flags) -> Any:
-        """The stream behind the last layer: the text at the head's input, and the updated weights in the prefix."""
+        """The stream behind the last layer: the text at the head's input, and the updated weights in the prefix.
+
+        Args:
+            input_ids: Token ids `[batch, max_tokens]`, padded.
+            flags: Those of `flags`.
+        """
         e = self.embed(input_ids, flags)
         for layer in self.layers:
             e = layer(e)
@@ -226,12 +253,20 @@ class Network(nn.Module):
             )
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
-        """Write the auxiliary's weights, the rule and how the network was compiled."""
+        """Write the auxiliary's weights, the rule and how the network was compiled.
+
+        Args:
+            directory: Where to.
+        """
         checkpoint.write(Path(directory), self.auxiliary, self.rule, {"network": self.settings}, {})
 
     @classmethod
     def from_pretrained(cls, directory: str | os.PathLike[str]) -> Network:
-        """Read what `save_pretrained` wrote; the layers are compiled again, the same ones bit by bit."""
+        """Read what `save_pretrained` wrote; the layers are compiled again, the same ones bit by bit.
+
+        Args:
+            directory: What `save_pretrained` wrote.
+        """
         path = Path(directory)
         config, auxiliary, rule, tensors = checkpoint.read(path, ("network",))
         settings = config["network"]
@@ -250,11 +285,20 @@ class Network(nn.Module):
             ) from error
 
     def flags(self, batch: Batch) -> Flags:
-        """What enters beside the token ids of a batch of `max_tokens` tokens."""
+        """What enters beside the token ids of a batch.
+
+        Args:
+            batch: Sequences of `max_tokens` tokens; `Batch.padded` makes them so long.
+        """
         return Flags.of(batch, mean=self.rule.reduction == "mean")
 
     def updates(self, e: Any, row: int = 0) -> dict[str, Tensor]:
-        """What one sequence has learnt, read from the prefix tokens: updates by Hugging Face name."""
+        """What one sequence has learnt, read from the prefix tokens: updates by Hugging Face name.
+
+        Args:
+            e: The stream that `run` returned.
+            row: Which sequence, from 0.
+        """
         return parameter_updates(self.learnt(e, row), self.auxiliary, self.rule)
 
     def learnt(self, e: Any, row: int = 0) -> dict[Weight, Tensor]:

@@ -66,7 +66,11 @@ class LearningRule:
 
     @classmethod
     def paper(cls, **knobs: Any) -> LearningRule:
-        """The simulated gradient as printed: first-order differences with one fixed step."""
+        """The simulated gradient as printed: first-order differences with one fixed step.
+
+        Args:
+            **knobs: Fields of the rule by name, `learning_rate` at least; they win over the preset.
+        """
         # Value-only attention and frozen norm scales are the defaults already. The paper calls eps a hyperparameter
         # and gives no value; the authors' code has 1e-3, with which the update of SmolLM2-135M errs by 57% in
         # float32 (docs/approximations.md).
@@ -79,7 +83,11 @@ class LearningRule:
 
     @classmethod
     def full(cls, **knobs: Any) -> LearningRule:
-        """Plain SGD on every parameter of the trained blocks and the final norm, every gradient exact."""
+        """Plain SGD on every parameter of the trained blocks and the final norm, every gradient exact.
+
+        Args:
+            **knobs: Fields of the rule by name, `learning_rate` at least; they win over the preset.
+        """
         everything: dict[str, Any] = {
             "attention_gradient": "exact",
             "update_norm_scale": True,
@@ -89,7 +97,11 @@ class LearningRule:
 
     @classmethod
     def of(cls, knobs: Any) -> LearningRule:
-        """The rule of knobs by name, as files hold them."""
+        """The rule of knobs by name, as files hold them.
+
+        Args:
+            knobs: A dict of fields, `learning_rate` at least; an unknown name is an error.
+        """
         if not isinstance(knobs, dict):
             raise RuleError(f"a learning rule is read from its knobs by name, not from {shown(knobs)}")
         return cls(**cls._known(knobs))
@@ -114,7 +126,11 @@ class LearningRule:
             )
 
     def difference_step(self, difference: Gradient | AttentionGradient) -> float:
-        """The step of a kind of difference; 0 where none is taken."""
+        """The step of a kind of difference; 0 where none is taken.
+
+        Args:
+            difference: How a gradient is taken: a value of `norm_gradient` or `attention_gradient`.
+        """
         if self.epsilon is not None:
             return self.epsilon
         return STEPS.get((difference, self.epsilon_mode), 0.0)
@@ -127,7 +143,11 @@ class LearningRule:
         return any(kind in ("first_order", "central", "perturbed") for kind in kinds)
 
     def num_trained(self, num_blocks: int) -> int:
-        """How many of `num_blocks` blocks learn; asking for more than there are is an error."""
+        """How many blocks of a model learn; asking for more than there are is an error.
+
+        Args:
+            num_blocks: Blocks of the model.
+        """
         if self.layers is None:
             return num_blocks
         if self.layers > num_blocks:

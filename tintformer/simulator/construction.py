@@ -48,7 +48,11 @@ class Construction:
 
     @classmethod
     def of(cls, knobs: Any) -> Construction:
-        """The construction of knobs by name, as files and callers give them."""
+        """The construction of knobs by name, as files and callers give them.
+
+        Args:
+            knobs: A dict of fields; an unknown name is an error.
+        """
         if not isinstance(knobs, dict):
             raise InputError(f"construction={shown(knobs)} must be the knobs of a simulator: layout, stack, ...")
         if unknown := sorted(map(str, set(knobs) - set(cls.__dataclass_fields__))):
@@ -60,7 +64,11 @@ class Construction:
         check_fields(self, InputError)
 
     def weigh(self, dtype: torch.dtype) -> Weigh:
-        """How a linear attention turns scores into weights."""
+        """How a linear attention turns scores into weights.
+
+        Args:
+            dtype: What the simulator computes in.
+        """
         if self.attention == "linear":
             return linear
         return linear_as_softmax(self.softmax_form, self.epsilon(dtype))

@@ -40,8 +40,12 @@ from tintformer.typed_fields import checked
 def build(model: Any, rule: LearningRule, **construction: Any) -> Simulator:
     """Construct the transformer that trains `model` by `rule` inside its forward pass.
 
-    `construction` are the knobs of `Construction`: layout, stack, tie_blocks, attention, ...; all other integers are
-    derived. The auxiliary is never modified; its weights are copied into prefix tokens.
+    The auxiliary is never modified; its weights are copied into prefix tokens.
+
+    Args:
+        model: What `load` takes, on one device.
+        rule: How it learns.
+        **construction: Fields of `Construction`: layout, stack, tie_blocks, attention, ...; all else is derived.
     """
     return Simulator(load(model), require_rule(rule), Construction.of(construction))
 
@@ -49,7 +53,12 @@ def build(model: Any, rule: LearningRule, **construction: Any) -> Simulator:
 class Simulator(nn.Module, Watchable):
     """Structure (constant maps, shared by the layers if tied) and the auxiliary's weights as prefix tokens.
 
-    Called on token ids it trains the auxiliary inside the pass and predicts with it, as `Tint` does.
+    Called on token ids it trains the auxiliary inside the pass and predicts with it, as `Tint` does. `build` makes one.
+
+    Args:
+        auxiliary: What `load` returns.
+        rule: How it learns.
+        construction: How the simulator is built.
     """
 
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule, construction: Construction):
@@ -96,7 +105,12 @@ class Simulator(nn.Module, Watchable):
     ) -> TintOutput:
         """Train on the part under `train_mask`, each sequence on its own, and predict the rest.
 
-        The keywords are those of a call of `Tint`, masks included, and mean the same.
+        Args:
+            input_ids: Token ids `[batch, tokens]`.
+            train_mask: 1 for the tokens that are trained on, 0 for those that are evaluated.
+            before: Add what the model predicted before learning.
+            logits: Which logits to return: "all", those that predict "evaluation" tokens, or "none".
+            **masks: Those of a call of `Tint`.
         """
         batch = Batch.of(self.auxiliary, input_ids, train_mask=train_mask, **masks)
         checked("before", before, bool, InputError)
@@ -147,14 +161,23 @@ class Simulator(nn.Module, Watchable):
         return self._checked(walk.forward_pass(executor, self.auxiliary).data[:, 0], executor.batch)
 
     def save_pretrained(self, directory: str | os.PathLike[str], *, full: bool = False) -> None:
-        """Write the auxiliary's weights and a configuration; `full` adds every constructed tensor."""
+        """Write the auxiliary's weights and a configuration.
+
+        Args:
+            directory: Where to; what `save_pretrained` wrote there before is replaced.
+            full: Add every constructed tensor, which reading does not need.
+        """
         self.auxiliary.require_unchanged()
         self._require_current()
         checkpoint.save(self, directory, full=full)
 
     @classmethod
     def from_pretrained(cls, directory: str | os.PathLike[str]) -> Simulator:
-        """Read what `save_pretrained` wrote; the structure is rebuilt, bit by bit the same."""
+        """Read what `save_pretrained` wrote; the structure is rebuilt, bit by bit the same.
+
+        Args:
+            directory: What `save_pretrained` wrote.
+        """
         return checkpoint.load(directory)
 
     # The parts.

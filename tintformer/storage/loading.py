@@ -41,9 +41,15 @@ def load(
     Names and paths load in float32 unless `dtype` says otherwise; an object keeps its dtype and device, shares its
     tensors and is never modified. Nothing is fetched unless a name needs the hub; no remote code, no pickles.
 
-    `device_map` spreads a model that is larger than one device, as in transformers: "auto", or devices by module. What
-    it leaves on the CPU beside other devices is brought to them whenever it is read. An object that accelerate has
-    dispatched stays as it is.
+    Args:
+        model: A hub id (`gpt2`), a directory with safetensors or one GGUF file, a bundled name (`nano-gpt2`,
+            `nano-llama`), a name that `tint fetch` has brought (`smollm2-135m`), or a transformers model. What exists
+            on disk comes before every name. An `Auxiliary` is returned as it is.
+        dtype: A floating-point type of torch; None is float32 for names and paths.
+        device: Where the whole model goes: "cpu", "cuda", "cuda:1", a `torch.device`; None leaves it on the CPU.
+        device_map: Spreads a model that is larger than one device, as in transformers: "auto", or devices by module.
+            What it leaves on the CPU beside other devices is brought to them whenever it is read. Not together with
+            `device`. An object that accelerate has dispatched stays as it is.
     """
     if isinstance(model, Auxiliary):
         return model

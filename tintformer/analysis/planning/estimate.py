@@ -52,13 +52,21 @@ class Plan:
     """What a run holds when it holds most, and how much it computes; bytes and floating-point operations."""
 
     model: str
+    """What was planned for, by name."""
     engine: str
+    """`fast` or `reference`."""
     dtype: str
+    """Of the weights."""
     batch: int
+    """Sequences."""
     tokens: int
+    """Of each sequence."""
     train_tokens: int
+    """Of each sequence, trained on."""
     rule: LearningRule
+    """How it learns."""
     parameters: int
+    """Of the model."""
     parts: dict[str, int]
     """Bytes at the moment of the peak: weights, activations, gradients, updates, attention, logits, allocator."""
     flops: int
@@ -86,7 +94,11 @@ class Plan:
         return {**asdict(self), "peak": self.peak, "work": self.work, "passes": self.passes}
 
     def require(self, memory: int) -> None:
-        """Refuse what does not fit, with advice."""
+        """Refuse what does not fit, with advice.
+
+        Args:
+            memory: Bytes that there are.
+        """
         if self.peak <= memory:
             return
         if self.parts["weights"] > memory:
@@ -114,10 +126,19 @@ def plan(
     engine: str = "fast",
     logits: Logits = "none",
 ) -> Plan:
-    """Estimate a call of `Tint` on `batch` sequences of `tokens` tokens, the first `train_tokens` (half) trained on.
+    """Estimate the memory and the arithmetic of a call of `Tint`.
 
-    `model` is a name or a directory whose configuration is known without a connection, or a configuration. No weights
-    are read or made: the engine runs its own pass on shapes.
+    No weights are read or made: the engine runs its own pass on shapes.
+
+    Args:
+        model: A name or a directory whose configuration is known without a connection, or a configuration.
+        tokens: Of each sequence.
+        batch: Sequences, at least 1.
+        train_tokens: The first tokens of each sequence, trained on: at least 2, and less than `tokens`; None is half.
+        rule: How it learns; None is `LearningRule` with its defaults.
+        dtype: Of the weights: float32, bfloat16, ...
+        engine: `fast` or `reference`.
+        logits: Which logits the call returns: "all", "evaluation" or "none".
     """
     tokens, batch = checked("tokens", tokens, Count, InputError), checked("batch", batch, Count, InputError)
     train = tokens // 2 if train_tokens is None else checked("train_tokens", train_tokens, Count, InputError)

@@ -21,11 +21,17 @@ class TintCache(Cache):
 
     @property
     def begun(self) -> Continuation:
+        """What it holds; an empty cache is refused."""
         if self.continuation is None:
             raise InputError("this cache is empty: a model has to read a prompt with it first")
         return self.continuation
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens that it holds.
+
+        Args:
+            layer_idx: Of no effect: all layers hold the same tokens.
+        """
         return 0 if self.continuation is None else self.continuation.length
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
@@ -42,10 +48,15 @@ class TintCache(Cache):
         self.begun.reorder(rows)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Take tokens back; transformers counts them with either sign. What has been learnt stays."""
+        """Take tokens back. What has been learnt stays.
+
+        Args:
+            tokens_to_remove: How many of the last tokens, with either sign, as transformers counts them.
+        """
         self.begun.crop(self.begun.length - abs(tokens_to_remove))
 
     def reset(self) -> None:
+        """Make it empty again, and forget what was learnt."""
         self.continuation = None
 
     def update(self, *args: Any, **kwargs: Any) -> Any:

@@ -56,7 +56,7 @@ class TintConfig(PreTrainedConfig):
     """Knobs of the simulator (layout, stack, tie_blocks, ...) as a dict; the fast engine has no use for them."""
     train_fraction: float = 1.0
     """The leading share of every sequence's tokens that trains where no `train_mask` is given; 1 learns from the whole
-    prompt. With less, the rest is read with the updated weights but not learnt from."""
+    prompt. With less, above 0, the rest is read with the updated weights but not learnt from."""
     base_model: str = ""
     """What the base model is called, for messages and the model card."""
     tintformer_version: str = __version__
@@ -89,6 +89,7 @@ class TintConfig(PreTrainedConfig):
 
     @property
     def rule(self) -> LearningRule:
+        """The learning rule as an object."""
         return LearningRule.of(self.learning_rule)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:

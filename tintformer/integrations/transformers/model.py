@@ -24,13 +24,14 @@ from tintformer.auxiliary.describe import describe
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.validation import check_model
 from tintformer.errors import InputError, LoadError, TintError
-from tintformer.execution.arrays import Array, as_optional_tensor, as_tensor
+from tintformer.execution.arrays import Array, as_optional_tensor
 from tintformer.execution.batch import Batch, LearningMasks, mask_of, token_ids
 from tintformer.execution.engine import Continues
 from tintformer.integrations.transformers import files
 from tintformer.integrations.transformers.cache import TintCache
 from tintformer.integrations.transformers.card import model_card
 from tintformer.integrations.transformers.config import TintConfig
+from tintformer.integrations.transformers.label_loss import checked_labels, mean_loss
 from tintformer.integrations.transformers.register import register_model
 from tintformer.learning.engine_registry import ENGINES, make_engine
 from tintformer.rule.learning_rule import LearningRule, require_rule
@@ -39,8 +40,6 @@ from tintformer.storage.loading import load
 from tintformer.storage.safetensors_headers import read_headers
 from tintformer.storage.saved_configs import checked_settings
 from tintformer.typed_fields import Range, checked
-
-_IGNORED_LABEL = -100
 
 
 @dataclass
@@ -56,6 +55,10 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
     `forward` trains on the part under `train_mask` (by default `config.train_fraction` of every sequence), each
     sequence on its own, and returns logits of the updated model at every token. `generate` does so with the prompt and
     continues it with what each sequence has learnt.
+
+    Args:
+        config: What it is made of.
+        auxiliary: The base model itself; without it one is made from the configuration, with weights at random.
     """
 
     config_class = TintConfig
@@ -90,7 +93,15 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> TintForCausalLM:
         """A Tint model around a base: a hub id, a directory, a bundled name or a transformers model.
 
-        A model object is not changed, and its tensors are shared. `construction` are the knobs of the simulator.
+        A model object is not changed, and its tensors are shared.
+
+        Args:
+            model: What `load` takes.
+            rule: How it learns.
+            engine: `fast`, or `simulator`: the same numbers at many times the cost.
+            train_fraction: The leading share of every sequence that trains where no `train_mask` is given, above 0 and
+                at most 1.
+            **construction: Fields of `Construction`, for the simulator.
         """
         auxiliary = load(model)
         require_rule(rule)
@@ -123,15 +134,24 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> Any:
         """Learn, then predict: logits `[B, T, V]` of the updated model, as `Tint` gives them.
 
-        `loss_mask` restricts the training targets further. `labels` (-100: ignored) add the mean loss of the updated
-        model. With `past_key_values` that hold a prompt, the new tokens are read with what was learnt from it.
+        Args:
+            input_ids: Token ids `[batch, tokens]`.
+            attention_mask: 1 for tokens, 0 for padding, on either side.
+            train_mask: 1 for the tokens that are trained on; without it the leading `config.train_fraction` are.
+            loss_mask: Restricts the training targets further.
+            labels: Token ids, -100 for those that are ignored; they add the mean loss of the updated model.
+            past_key_values: A `TintCache`. If it holds a prompt, the new tokens are read with what was learnt from it.
+            use_cache: Return a cache that the next call can go on from.
+            logits_to_keep: Return the logits of so many of the last tokens; 0, or with `labels`, of all.
+            return_dict: False returns a tuple.
+            **unknown: Anything else that is not None or False is refused.
         """
         if asked := sorted(key for key, value in unknown.items() if value is not None and value is not False):
             raise InputError(f"{', '.join(asked)}: not an input of this model")
         if input_ids is None:
             raise InputError("there are no input_ids; embeddings cannot be learnt from")
         checked("logits_to_keep", logits_to_keep, Annotated[int, Range(at_least=0)], InputError)
-        labels = _labels(labels, self.config)
+        labels = checked_labels(labels, self.config)
         cache = self._cache(past_key_values, use_cache)
         if cache is not None and cache.continuation is not None:
             if train_mask is not None or loss_mask is not None:
@@ -149,7 +169,7 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
                 cache.continuation = continuation
         logits = continuation.logits(None if labels is not None else logits_to_keep or None)
         output = TintCausalLMOutput(
-            loss=cast(Any, None if labels is None else _mean_loss(logits, labels)),
+            loss=cast(Any, None if labels is None else mean_loss(logits, labels)),
             logits=cast(Any, logits),
             past_key_values=cache,
             train_mask=train,
@@ -203,7 +223,13 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
     # Generation.
 
     def generate(self, inputs: Any = None, *others: Any, **options: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Learn from the prompt and continue it, by transformers' own `generate` and its options."""
+        """Learn from the prompt and continue it, by transformers' own `generate` and its options.
+
+        Args:
+            inputs: Prompts `[batch, tokens]`; also under the name `input_ids`. Pad them on the left.
+            *others: Further positional arguments of transformers' `generate`.
+            **options: Those of transformers' `generate`, and `attention_mask`, `train_mask` and `loss_mask`.
+        """
         # There, whatever is no tensor fails somewhere in the middle.
         for name in ("input_ids", "attention_mask", "train_mask", "loss_mask"):
             if name in options:
@@ -269,7 +295,16 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
         max_shard_size: int | str = "5GB",
         **unknown: Any,
     ) -> None:
-        """Write the base model's weights once, the configurations and a model card; see `files` for the layout."""
+        """Write the base model's weights once, the configurations and a model card; see `files` for the layout.
+
+        Args:
+            save_directory: Where to.
+            is_main_process: False writes nothing: one of several processes does.
+            state_dict: Refused: the weights are the base model's own.
+            push_to_hub: Refused: call `push_to_hub`.
+            max_shard_size: The largest file of weights, in bytes or as "5GB".
+            **unknown: Anything else that is not None is refused.
+        """
         if push_to_hub:
             raise TintError("save_pretrained writes files alone; call push_to_hub(name) for the hub")
         if asked := sorted(key for key, value in unknown.items() if value is not None and key != "token"):
@@ -299,8 +334,12 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> Any:
         """Read what `save_pretrained` wrote, bit by bit the same: a directory, or a hub id.
 
-        `config`, `generation_config`, `dtype`, `device_map` (one device) and the hub's options are as elsewhere; keys
-        of the configuration (`engine`, `learning_rule`, `train_fraction`) replace those of the file.
+        Args:
+            pretrained_model_name_or_path: What `save_pretrained` wrote, or a hub id.
+            *model_args: Refused: give options by their names.
+            **options: `config`, `generation_config`, `dtype`, `device_map` (one device), `output_loading_info` and the
+                hub's own (`revision`, `cache_dir`, `token`, ...) are as elsewhere; `engine`, `learning_rule`,
+                `construction` and `train_fraction` replace those of the file.
         """
         if pretrained_model_name_or_path is None or model_args:
             raise LoadError("give the directory or the hub id of a Tint model, and options by their names")
@@ -347,27 +386,6 @@ def _shared(model: Any) -> PreTrainedModel:
 def _public_name(name: str) -> str:
     """A hub id or a bundled name as it is; of a path its last part, because cards are published."""
     return Path(name).name if user_path(name).exists() or name.startswith((".", "/", "~")) else name
-
-
-def _labels(labels: Any, config: TintConfig) -> Tensor | None:
-    """What the loss is taken of: token ids, or -100."""
-    if labels is None:
-        return None
-    found = as_tensor("labels", labels)
-    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
-        raise InputError(f"labels has dtype {found.dtype}; it must be whole numbers (torch.long)")
-    size, found = config.auxiliary.vocab_size, found.long()
-    if bool(((found != _IGNORED_LABEL) & ((found < 0) | (found >= size))).any()):
-        raise InputError(f"labels holds other ids than those of the vocabulary of {size}, and {_IGNORED_LABEL}")
-    return found
-
-
-def _mean_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean negative log-likelihood of the labels, each predicted by the token before it."""
-    if labels.shape != logits.shape[:2]:
-        raise InputError(f"labels has shape {tuple(labels.shape)} but the logits are for {tuple(logits.shape[:2])}")
-    targets = labels[:, 1:].to(logits.device).flatten()
-    return functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets, ignore_index=_IGNORED_LABEL)
 
 
 register_model()
