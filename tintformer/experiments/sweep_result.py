@@ -127,17 +127,18 @@ class SweepResult:
             axes = figure.subplots()
             axes.axhline(self.loss_before, color="0.5", lw=0.8, ls="--", label="the model as it is")
             for number, (label, rows) in enumerate(lines.items()):
-                # What is far above the untrained loss would flatten all the rest.
-                kept = sorted(
-                    (row for row in rows if row.loss < self.loss_before + CLEARLY_WORSE),
-                    key=lambda row: row.learning_rate,
-                )
+                kept = sorted((row for row in rows if math.isfinite(row.loss)), key=lambda row: row.learning_rate)
                 look: dict[str, Any] = {
                     "color": COLOURS[number % len(COLOURS)],
                     "marker": MARKERS[number % len(MARKERS)],
                 }
                 places = [row.learning_rate for row in kept]
                 axes.plot(places, [row.loss for row in kept], label=to_label(label), lw=1.3, ms=4, **look)
+            # What is far above the untrained loss would flatten all the rest: lines lead up there, and out.
+            near = [row.loss for row in self.rows if row.loss < self.loss_before + CLEARLY_WORSE]
+            lowest, highest = min(near, default=self.loss_before), max([*near, self.loss_before])
+            margin = 0.1 * (highest - lowest) or 0.1
+            axes.set_ylim(min(lowest, self.loss_before) - margin, highest + margin)
             axes.set(xscale="log", xlabel="learning rate", ylabel="nats per token, evaluation part")
             axes.set_title(to_label(f"{short_name(self.model)}, {self.train_tokens} tokens trained on"), fontsize=9)
             axes.legend(fontsize=7)

@@ -38,7 +38,8 @@ def make_rule(
     """
     if isinstance(learning_rate, str) and learning_rate != AUTO:
         raise RuleError(f"learning_rate={shown(learning_rate)} is neither a number nor {AUTO!r}")
-    auto = learning_rate == AUTO or (learning_rate is None and not isinstance(rule, LearningRule))
+    asked = getattr(rule, "learning_rate", AUTO) if learning_rate is None else learning_rate
+    auto = asked == AUTO
     rate = {"learning_rate": 0.0} if auto else {} if learning_rate is None else {"learning_rate": learning_rate}
     return preset_rule(rule, {**knobs, **rate}), auto
 
