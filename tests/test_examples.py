@@ -1,10 +1,12 @@
 # pyright: basic
-"""The notebooks in `examples/`: they run from top to bottom as they stand, and what they claim holds."""
+"""The examples: they run from top to bottom as they stand, and what they claim holds."""
 
 from __future__ import annotations
 
 import ast
 import os
+import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,3 +82,18 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     client.execute(env={**os.environ, **more})
     assert [kinds(cell) for cell in code_cells(notebook)] == saved
     assert HOLDS[path.stem](ast.literal_eval(code_cells(notebook)[-1].outputs[-1].data["text/plain"]))
+
+
+def test_a_study_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a bundled model, in this process; it takes at most 15 lines."""
+    script = ROOT / "examples" / "first_study.py"
+    assert len(script.read_text(encoding="utf-8").splitlines()) <= 15
+    monkeypatch.setattr(sys, "argv", [str(script), "nano-llama"])
+    monkeypatch.chdir(tmp_path)
+    found = runpy.run_path(str(script))
+    assert found["result"].perplexity < found["result"].perplexity_before
+    assert {row.rule for row in found["study"].rows} == {"default", "paper", "full"}
+    assert found["study"].best.loss < found["study"].loss_before
+    printed = capsys.readouterr().out
+    assert "before: " in printed and "after: " in printed and "best" in printed
+    assert (tmp_path / "first_study.png").read_bytes().startswith(b"\x89PNG")

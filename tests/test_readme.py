@@ -87,9 +87,15 @@ def test_the_quick_start_runs_from_top_to_bottom(
             commands.append(code)
             assert run_shell(code).strip(), f"this printed nothing: {code}"
     named = set(re.findall(r"^tint (\w+)", "\n".join(commands), flags=re.MULTILINE))
-    assert named == {"run", "report", "adapt", "build", "inspect", "params", "verify"}
-    assert capsys.readouterr().out.count("->") == 2
-    for written in ("report/report.html", "update.safetensors", "adapted.safetensors", "simulator/config.json"):
+    assert named == {"run", "report", "sweep", "adapt", "build", "inspect", "params", "verify"}
+    assert capsys.readouterr().out.count("->") == 3
+    for written in (
+        "report/report.html",
+        "report-again/report.html",
+        "update.safetensors",
+        "adapted.safetensors",
+        "simulator/config.json",
+    ):
         assert (tmp_path / written).exists(), written
     out, inside = namespace["out"], namespace["inside"]
     assert float(out.loss) != float(out.loss_before)  # type: ignore[attr-defined]

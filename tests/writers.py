@@ -185,6 +185,7 @@ WRITERS = (
     Writer("report", command("report", *SHORT, *RATE, "--no-cosine", "-o", "OUT/report")),
     Writer("demo", demo),
     Writer("inspect", lambda folder, version: tint("inspect", *((MODEL,) * version), "--figures", folder / "figures")),
+    Writer("sweep", command("sweep", *SHORT, *RATE, *IT, "-o", "OUT"), group=of_evaluation),
     Writer("bench", command("bench", *QUICK, "-o", "OUT"), repeatable=False),
     Writer("eval lm", evaluation("lm", MODEL, TEXT_FILE, *LM, "--shares", "0.5", *IT), group=of_evaluation),
     Writer("eval icl", evaluation("icl", MODEL, "sst2", "--data", TASKS / "sst2", *ICL, *IT), group=of_evaluation),

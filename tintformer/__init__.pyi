@@ -15,6 +15,7 @@ from .errors import (
     UnsupportedModelError,
 )
 from .execution.output import TintOutput
+from .experiments.sweep import SweepResult, sweep
 from .integrations.transformers.cache import TintCache
 from .integrations.transformers.config import TintConfig
 from .integrations.transformers.model import TintForCausalLM
@@ -25,18 +26,22 @@ from .network.network import Network, compile
 from .rule.learning_rule import LearningRule
 from .simulator.simulator import Simulator, build
 from .storage.loading import load
+from .study.learn import learn
+from .study.learn_result import LearnResult
 from .version import __version__
 
 __all__ = [
     "Auxiliary",
     "DivergenceError",
     "InputError",
+    "LearnResult",
     "LearningRule",
     "LoadError",
     "Network",
     "NonFiniteError",
     "RuleError",
     "Simulator",
+    "SweepResult",
     "Tint",
     "TintCache",
     "TintConfig",
@@ -52,6 +57,8 @@ __all__ = [
     "compile",
     "count_network",
     "count_parameters",
+    "learn",
     "load",
     "plan",
+    "sweep",
 ]

@@ -48,9 +48,9 @@ TEXTS: dict[str, tuple[list[str], str]] = {
     "too little to choose a rate": (["Ada."], "choosing a learning rate needs at least 4"),
 }
 OPTIONS: dict[str, tuple[list[str], str]] = {
-    "all trained on": (["--train-fraction", "1"], "--train-fraction 1 must lie between 0 and 1"),
-    "nothing trained on": (["--train-fraction", "0"], "--train-fraction 0 must lie between 0 and 1"),
-    "no fraction": (["--train-fraction", "nan"], "--train-fraction nan must lie between 0 and 1"),
+    "all trained on": (["--train-fraction", "1"], "train_fraction=1 must lie between 0 and 1"),
+    "nothing trained on": (["--train-fraction", "0"], "train_fraction=0 must lie between 0 and 1"),
+    "no fraction": (["--train-fraction", "nan"], "train_fraction=nan must lie between 0 and 1"),
     "too many tokens": (["--train-tokens", "5000"], r"would be 5000 of \d+ tokens; .* 1 must be left to evaluate"),
     "two lengths": (["--train-tokens", "9", "--train-fraction", "0.5"], "give one of them"),
     "a rate of nan": (["--learning-rate", "nan"], "learning_rate=nan must be a finite number"),

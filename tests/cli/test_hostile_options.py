@@ -31,6 +31,7 @@ BASES: dict[str, list[str] | None] = {
     "run": ["MODEL", TEXT, *RATE],
     "report": ["MODEL", TEXT, "--no-cosine", "-o", "OUT", *RATE],
     "adapt": ["MODEL", TEXT, "-o", "OUT", *RATE],
+    "sweep": ["MODEL", TEXT, "-o", "OUT", *RATE],
     "build": ["MODEL", "-o", "OUT", *RATE],
     "export": None,  # a graph takes seconds to make; test_export_command.py
     "params": ["MODEL", "--layout", "lean"],

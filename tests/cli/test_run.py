@@ -20,7 +20,6 @@ import tintformer as tint
 from tintformer.bundled import BUNDLED
 from tintformer.cli.adapt import pad
 from tintformer.cli.options import RuleOptions, attribute_docstrings
-from tintformer.cli.run import Split
 from tintformer.learning.text import encode, find_tokenizer
 
 HALF = len(TEXT) // 2
@@ -142,10 +141,10 @@ def one_line(done: subprocess.CompletedProcess[str], message: str) -> None:
     ("arguments", "message"),
     [
         (["TEXT", "--train-tokens", "5", "--train-fraction", "0.5"], "give one of them"),
-        (["TEXT", "--train-fraction", "1"], "--train-fraction 1 must lie between 0 and 1"),
+        (["TEXT", "--train-fraction", "1"], "train_fraction=1 must lie between 0 and 1"),
         (["TEXT", "--train-fraction", "0"], "must lie between 0 and 1"),
         (["TEXT", "--train-fraction", "nan"], "must lie between 0 and 1"),
-        (["TEXT", "--train-tokens", "1"], "--train-tokens 1 must be at least 2"),
+        (["TEXT", "--train-tokens", "1"], "train_tokens=1 must be a whole number of at least 2"),
         (["TEXT", "--norm-gradient", "vague"], "norm_gradient='vague' is unknown"),
         (["TEXT", "--loss", "hinge"], "loss='hinge' is unknown"),
         (["TEXT", "--preset", "best"], "preset='best' is unknown"),
@@ -255,12 +254,3 @@ def test_only_given_options_override_the_preset() -> None:
     assert options.build() == tint.LearningRule.full(learning_rate=1e-3, steps=3, attention_gradient="perturbed")
     assert RuleOptions().auto and RuleOptions(learning_rate="auto").auto and not options.auto
     assert RuleOptions(preset="paper").build() == tint.LearningRule.paper(learning_rate=0.0)
-
-
-def test_the_training_part() -> None:
-    assert Split().of(11) in (5, 6)
-    assert Split(train_fraction=0.75).of(8) == 6
-    assert Split(train_tokens=7).of(8) == 7
-    for split, num_tokens in ((Split(train_tokens=8), 8), (Split(train_fraction=0.01), 8)):
-        with pytest.raises(tint.InputError, match="of 8 tokens"):
-            split.of(num_tokens)

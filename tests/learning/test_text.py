@@ -14,14 +14,14 @@ from tiny import BOS, TEXT, make_tokenizer, save_model
 from transformers import GPT2Config, LlamaConfig
 
 from tintformer.errors import InputError, LoadError
-from tintformer.learning.text import decode, decode_continuation, encode, find_tokenizer, read_text
+from tintformer.learning.text import decode, decode_continuation, encode, find_tokenizer, given_text, read_text
 
 
 def test_text_comes_from_the_argument_a_file_or_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "text.txt"
     file.write_bytes("\ufeffZoë reads.\r\n\n".encode())
-    assert read_text("Zoë reads.\n") == "Zoë reads.\n"
-    assert read_text(file=file) == "Zoë reads.\r\n"
+    assert read_text("Zoë reads.\n") == given_text("Zoë reads.\n") == "Zoë reads."
+    assert read_text(file=file) == given_text(file) == given_text(file.read_bytes().decode()) == "Zoë reads.\r\n"
     for text, name in (("-", None), (None, Path("-"))):
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"piped in\n")))
         assert read_text(text, name) == "piped in"

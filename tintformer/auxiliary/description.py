@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 
+from tintformer.auxiliary.generation import continue_text
 from tintformer.auxiliary.model_record import ModelRecord
 from tintformer.auxiliary.ops import Attend, Fork, Linear, Move, Norm, Op, Rotary, Step, Weight
-from tintformer.errors import TintError
+from tintformer.errors import LoadError, TintError
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -56,6 +58,23 @@ class Auxiliary:
     """The Hugging Face model, never modified."""
     record: ModelRecord | None = field(default=None, repr=False)
     """The model as it was when it was described."""
+    open_tokenizer: Callable[[], Any] | None = field(default=None, repr=False)
+    """Finds the tokenizer when it is first asked for; None where nobody said which it is."""
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The Hugging Face tokenizer of the model."""
+        if self.open_tokenizer is None:
+            raise LoadError(f"{self.name} came without a tokenizer; give one: tint.load(model, tokenizer=...)")
+        return self.open_tokenizer()
+
+    def generate(self, prompt: str, **options: Any) -> str:
+        """What the model adds to a text, 40 tokens greedily unless `options` say otherwise.
+
+        They are those of Hugging Face's `generate` (`max_new_tokens`, `do_sample`, `temperature`, ...), and `seed`,
+        which makes sampling repeatable.
+        """
+        return continue_text(self, self.model, prompt, **options)
 
     @property
     def vocabulary_size(self) -> int:

@@ -21,6 +21,7 @@ from tintformer.cli import (
     plan,
     report,
     run,
+    sweep,
     verify,
 )
 from tintformer.version import __version__
@@ -36,6 +37,7 @@ app.command("demo")(demo.demo)
 app.command("run")(run.run)
 app.command("report")(report.report)
 app.command("adapt")(adapt.adapt)
+app.command("sweep")(sweep.sweep)
 app.command("build")(build.build)
 app.command("export")(export.export)
 app.command("params")(params.params)

@@ -11,6 +11,7 @@ import typer
 from tintformer.cli.options import Json
 from tintformer.cli.rule_setup import open_model, warnings_as_lines
 from tintformer.console import print_json, print_table, progress_bar, say
+from tintformer.learning.split import Split
 
 if TYPE_CHECKING:
     from tintformer.auxiliary.description import Auxiliary
@@ -79,7 +80,7 @@ def show(auxiliary: Auxiliary, tokenizer: Any, name: str, output: Path | None) -
     text = read_text(name)
     encoded = encode(tokenizer, text)
     ids = torch.tensor([encoded.input_ids])
-    num_train = ids.shape[1] // 2
+    num_train = Split().of(ids.shape[1])
     train = torch.arange(ids.shape[1])[None] < num_train
     choice = choose_rate(auxiliary, LearningRule(learning_rate=0.0), ids, train)
     rule = LearningRule(learning_rate=choice.rate)

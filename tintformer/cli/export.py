@@ -19,9 +19,9 @@ from tintformer.cli.rule_setup import (
     provenance,
     warnings_as_lines,
 )
-from tintformer.cli.run import Split
 from tintformer.console import print_json, print_table, say
 from tintformer.errors import InputError
+from tintformer.learning.split import Split
 
 if TYPE_CHECKING:
     import torch

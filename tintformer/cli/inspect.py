@@ -19,9 +19,9 @@ from tintformer.cli.options import (
     with_rule_options,
 )
 from tintformer.cli.rule_setup import choose_rule, finite, open_model, provenance, quiet_libraries, warnings_as_lines
-from tintformer.cli.run import TRAIN_FRACTION, Split
 from tintformer.console import print_json, say
 from tintformer.errors import InputError, LoadError
+from tintformer.learning.split import TRAIN_FRACTION, Split
 from tintformer.storage.foreign_text import user_path
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tintformer.analysis.layer_listing import LayerRow, LayerValues
     from tintformer.cli.inspect import View
     from tintformer.cli.options import RuleOptions
-    from tintformer.cli.run import Split
+    from tintformer.learning.split import Split
     from tintformer.network.network import Network
 
 Record = dict[str, Any]

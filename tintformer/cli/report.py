@@ -10,7 +10,6 @@ import typer
 
 from tintformer.cli.options import BeyondContext, Dtype, Json, Model, RuleOptions, Text, with_rule_options
 from tintformer.cli.rule_setup import (
-    check_context_length,
     choose_rule,
     losses_record,
     open_model,
@@ -19,8 +18,8 @@ from tintformer.cli.rule_setup import (
     provenance,
     warnings_as_lines,
 )
-from tintformer.cli.run import TRAIN_FRACTION, Split
 from tintformer.console import print_json, say
+from tintformer.learning.split import TRAIN_FRACTION, Split
 
 if TYPE_CHECKING:
     from tintformer.report import Report
@@ -54,6 +53,7 @@ def report(
     """Do what `tint run` does, and write a page that shows what changed, token by token and inside of the model."""
     from rich.console import Console
 
+    from tintformer.auxiliary.generation import check_context_length
     from tintformer.learning.text import encode, find_tokenizer, read_text
     from tintformer.report import check_directory, collect, write
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tintformer.cli.options import DTYPES, RuleOptions
 from tintformer.console import complain, print_table, say
-from tintformer.errors import InputError, LoadError, TintWarning, brief
+from tintformer.errors import LoadError, TintWarning, brief
 
 if TYPE_CHECKING:
     import torch
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from tintformer.auxiliary.description import Auxiliary
     from tintformer.learning.rate_selection import RateChoice
     from tintformer.rule.learning_rule import LearningRule
-
-
-ONLY_ROTARY = "of them; shorten it, or give --beyond-context to see how far it gets"
 
 
 @contextmanager
@@ -51,16 +48,6 @@ def open_model(name: str, dtype: str) -> Auxiliary:
 
     refuse_the_impossible(name, getattr(torch, dtype))
     return load(name, dtype=getattr(torch, dtype))
-
-
-def check_context_length(auxiliary: Auxiliary, num_tokens: int, beyond_context: bool, generate: int = 0) -> None:
-    """Refuse more tokens than the model was built for; only positions that are not learned can go beyond."""
-    longest = auxiliary.max_positions
-    if longest is None or num_tokens + generate <= longest or (beyond_context and not auxiliary.learned_positions):
-        return
-    tokens = f"the text has {num_tokens} tokens" + (f" and {generate} are to be generated" if generate else "")
-    remedy = "and has learned positions; shorten it" if auxiliary.learned_positions else ONLY_ROTARY
-    raise InputError(f"{tokens}, but {auxiliary.name} was built for {longest} {remedy}")
 
 
 def check_dtype(dtype: str) -> None:

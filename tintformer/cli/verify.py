@@ -16,8 +16,8 @@ from tintformer.cli.options import (
     with_construction_options,
 )
 from tintformer.cli.rule_setup import open_model, warnings_as_lines
-from tintformer.cli.run import TRAIN_FRACTION, Split
 from tintformer.console import print_json, print_table, progress_bar, say
+from tintformer.learning.split import TRAIN_FRACTION, Split
 
 if TYPE_CHECKING:
     import torch

@@ -37,10 +37,13 @@ COMPUTES = (
     "experiments.methods",
     "experiments.experiment",
     "experiments.language_modelling",
+    "experiments.text_sweep",
     "experiments.in_context_learning",
 )
 """Modules and folders, below `tintformer`, whose code decides the result of a unit."""
 DECIDES_NOTHING = {
+    "auxiliary.tokens": "turns texts into tokens, which are in a record's identity",
+    "auxiliary.generation": "continues texts; no unit does",
     "bundled": "says where files lie; weights and texts are in a record's identity by their content",
     "errors": "says what went wrong; a result with an error is not kept",
     "threads": "says how threads wait for work",

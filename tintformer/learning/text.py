@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from tintformer.errors import InputError, LoadError, TintError, cause
+from tintformer.auxiliary.tokens import MIN_TOKENS, Encoded, decode, decode_continuation, encode
+from tintformer.errors import InputError
 from tintformer.storage.foreign_text import check_characters, read_bytes, read_stream, user_path
-from tintformer.storage.foreign_tokenizers import check_tokenizer_files, panics_as_errors
-from tintformer.storage.gguf_headers import read_gguf_header
-from tintformer.storage.hub_models import main_snapshot
-from tintformer.storage.packages import model_directory
+from tintformer.storage.tokenizers import find_tokenizer
+from tintformer.typed_fields import checked
 
-MIN_TOKENS = 4
-"""Fewer cannot be split into a training part with a target and an evaluation part."""
+__all__ = [
+    "MIN_TOKENS",
+    "Encoded",
+    "decode",
+    "decode_continuation",
+    "encode",
+    "find_tokenizer",
+    "given_text",
+    "read_text",
+]
 
 MAX_BYTES = 2**26
 """Of a text: tens of millions of tokens, which no context holds."""
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Encoded:
-    """A text as a model reads it."""
-
-    input_ids: tuple[int, ...]
-    tokens: tuple[str, ...]
-    """What each token stands for in the text; a special token by its name."""
 
 
 def read_text(text: str | None = None, file: Path | None = None) -> str:
@@ -41,7 +37,18 @@ def read_text(text: str | None = None, file: Path | None = None) -> str:
         return _decoded(read_bytes(user_path(file), MAX_BYTES, "a text file"), str(file))
     if text is None:
         raise InputError("there is no text: give it as an argument, with --file, or give - and pipe it in")
-    return _not_empty(check_characters(text, "the text", "give it in UTF-8, or in a file with --file"), "the text")
+    return _plain(check_characters(text, "the text", "give it in UTF-8, or in a file with --file"), "the text")
+
+
+def given_text(text: str | os.PathLike[str], *, goes_on: bool = False) -> str:
+    """A text that a caller gave, or what the file of that path holds; the same as on the command line.
+
+    Where it `goes_on` with another text, the line break at its end belongs to both, and stays.
+    """
+    if isinstance(text, os.PathLike):
+        return _decoded(read_bytes(user_path(text), MAX_BYTES, "a text file"), os.fspath(text), goes_on)
+    content: str = checked("text", text, str, InputError)
+    return _plain(check_characters(content, "the text", "give it as whole characters"), "the text", goes_on)
 
 
 def _standard_input() -> bytes:
@@ -50,114 +57,26 @@ def _standard_input() -> bytes:
     return read_stream(sys.stdin.buffer, "standard input", MAX_BYTES)
 
 
-def _decoded(data: bytes, source: str) -> str:
-    """UTF-8 without its mark, and without the line break that editors and `echo` put at the end."""
+def _decoded(data: bytes, source: str, goes_on: bool = False) -> str:
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(
             f"{source} is no UTF-8 text (byte {error.start} is {data[error.start]:#04x}); give a text file in UTF-8"
         ) from error
     if "\0" in text:
         raise InputError(f"{source} is a binary file (it holds a zero byte); give a text file in UTF-8")
-    return _not_empty(text.removesuffix("\n").removesuffix("\r"), source)
+    return _plain(text, source, goes_on)
 
 
-def _not_empty(text: str, source: str) -> str:
+def _plain(text: str, source: str, goes_on: bool = False) -> str:
+    """A text without the mark of UTF-8, and without the line break that editors and `echo` put at its end.
+
+    One rule for all sources: a text has the same tokens whether a file of it is named or its content is given.
+    """
+    text = text.removeprefix("\ufeff")
+    if not goes_on:
+        text = text.removesuffix("\n").removesuffix("\r")
     if not text.strip():
         raise InputError(f"{source} is empty; give a few sentences")
     return text
-
-
-def find_tokenizer(name: str) -> Any:
-    """The tokenizer of a model: from its directory or its GGUF file, from the package, or from the cache or the hub."""
-    given = user_path(name)
-    return _usable(_open(given if given.exists() else model_directory(name) or _find_on_hub(name)), name)
-
-
-def _find_on_hub(name: str) -> Path:
-    """The directory in the hub's local cache, if a tokenizer is there; otherwise the hub is asked for its files."""
-    found = main_snapshot(name, local=True, weights=False)
-    if found is not None and _has_tokenizer(found):
-        return found
-    try:
-        fetched = main_snapshot(name, weights=False)
-    except Exception as error:  # the hub's client raises its own errors, those of httpx and plain OSErrors
-        raise LoadError(
-            f"cannot read the tokenizer of {name}: {cause(error)}; if its files are damaged, copy them again"
-        ) from error
-    assert fetched is not None
-    return fetched
-
-
-def _has_tokenizer(directory: Path) -> bool:
-    return any((directory / file).exists() for file in _TOKENIZER_FILES)
-
-
-def _local_options(directory: Path) -> dict[str, Any]:
-    if directory.is_dir() and _has_tokenizer(directory):
-        return {}
-    quantised = sorted(file.name for file in directory.glob("*.gguf"))
-    if quantised:
-        return {"gguf_file": quantised[0]}
-    raise LoadError(f"{directory} holds no tokenizer; put the tokenizer.json of the model there")
-
-
-def _open(directory: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    options = _local_options(directory)
-    check_tokenizer_files(directory)
-    if file := options.get("gguf_file"):
-        read_gguf_header(directory / file)
-    try:
-        with panics_as_errors(f"the tokenizer of {directory}"):
-            return AutoTokenizer.from_pretrained(
-                str(directory), trust_remote_code=False, local_files_only=True, **options
-            )
-    except TintError:
-        raise
-    except Exception as error:  # transformers raises whatever its file readers raise
-        raise LoadError(
-            f"cannot read the tokenizer of {directory}: {cause(error)}; if its files are damaged, copy them again"
-        ) from error
-
-
-def _usable(tokenizer: Any, name: str) -> Any:
-    # Without its files transformers hands out a tokenizer that knows special tokens alone.
-    if len(tokenizer) <= len(tokenizer.all_special_ids):
-        raise LoadError(f"the tokenizer of {name} knows no words; its vocabulary file is missing")
-    # transformers takes it as it stands in tokenizer_config.json, and compares every text's length with it.
-    if not isinstance(longest := tokenizer.model_max_length, int | float):
-        kind = type(longest).__name__
-        raise LoadError(f"the tokenizer of {name} has a model_max_length that is a {kind}; make it a number")
-    return tokenizer
-
-
-def encode(tokenizer: Any, text: str, *, at_least: int = MIN_TOKENS) -> Encoded:
-    """Tokens of a text, with the special tokens that the tokenizer itself adds; a BOS never stands there twice."""
-    offsets = bool(tokenizer.is_fast)
-    with panics_as_errors("the tokenizer"):
-        encoding = tokenizer(text, return_offsets_mapping=offsets, verbose=False)
-    ids: list[int] = list(encoding["input_ids"])
-    spans: list[tuple[int, int]] = list(encoding["offset_mapping"]) if offsets else [(0, 0)] * len(ids)
-    if ids[:2] == [tokenizer.bos_token_id] * 2:
-        ids, spans = ids[1:], spans[1:]
-    if len(ids) < at_least:
-        count = "1 token" if len(ids) == 1 else f"{len(ids)} tokens"
-        raise InputError(f"the text has {count}; at least {at_least} are needed, so give a longer one")
-    # A span keeps the space before a word, which sentencepiece drops when it decodes a token alone.
-    tokens = [text[start:end] or decode(tokenizer, [token]) for token, (start, end) in zip(ids, spans, strict=True)]
-    return Encoded(input_ids=tuple(ids), tokens=tuple(tokens))
-
-
-def decode(tokenizer: Any, ids: list[int]) -> str:
-    """The text of some tokens, special ones by name."""
-    with panics_as_errors("the tokenizer"):
-        return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
-
-
-def decode_continuation(tokenizer: Any, ids: list[int], start: int) -> str:
-    """What the tokens from `start` on add to the text of those before, a leading space included."""
-    whole, beginning = decode(tokenizer, ids), decode(tokenizer, ids[:start])
-    return whole.removeprefix(beginning) if whole.startswith(beginning) else decode(tokenizer, ids[start:])

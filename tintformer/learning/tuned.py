@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tintformer.auxiliary.description import Auxiliary, ops
+from tintformer.auxiliary.generation import continue_text
 from tintformer.auxiliary.ops import Weight
 from tintformer.engines.fast import FastEngine
 from tintformer.engines.fast.updates import MatrixUpdate, Updates
@@ -160,13 +161,17 @@ class Tuned(Watchable):
         kept = {weight for name, weight in self._weights.items() if name in names}
         return Tuned(self.auxiliary, self.rule, self._updates.of(kept))
 
-    def generate(self, input_ids: Array, **options: Any) -> Tensor:
+    def generate(self, input_ids: Array | str, **options: Any) -> Any:
         """Continue sequences with the updated weights, by Hugging Face's own `generate` and its options.
 
+        Given a text, what is added to it comes back as text: greedily, 40 tokens, unless the options say otherwise.
+
         Args:
-            input_ids: Prompts, `[batch, tokens]`; pad them on the left.
+            input_ids: Prompts, `[batch, tokens]`, padded on the left; or one as a text.
             **options: Those of Hugging Face's `generate`: `max_new_tokens`, `do_sample`, `attention_mask`, ...
         """
+        if isinstance(input_ids, str):
+            return continue_text(self.auxiliary, self.to_hf(share=True), input_ids, **options)
         input_ids = token_ids(input_ids, self.auxiliary)
         given = options.pop("attention_mask", None)
         attended = torch.ones_like(input_ids) if given is None else mask_of("attention_mask", given, input_ids).long()

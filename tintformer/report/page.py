@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from tintformer.errors import TintError
 from tintformer.report.collect import Alternative, Report
 from tintformer.report.drawing import NAMES, Drawing, draw, drawable, smoothing_window, tidy, unit_exponent
 from tintformer.report.pieces import SIGNS, Piece, visible
-from tintformer.rule.learning_rule import PRESETS, LearningRule
+from tintformer.rule.rule_names import rule_text
 from tintformer.storage.whole_files import check_directory as check
 from tintformer.storage.whole_files import whole_files
 from tintformer.version import __version__
@@ -144,18 +143,6 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
         "Versions",
         f"tintformer {__version__}, torch {torch.__version__}, transformers {transformers.__version__}",
     )
-
-
-def rule_text(rule: LearningRule) -> str:
-    """The preset that is nearest, and every knob that differs from it."""
-
-    def differing(preset: str) -> list[str]:
-        start = PRESETS[preset](learning_rate=rule.learning_rate)
-        names = [field.name for field in fields(rule)]
-        return [f"{name}={getattr(rule, name)}" for name in names if getattr(rule, name) != getattr(start, name)]
-
-    preset = min(PRESETS, key=lambda name: len(differing(name)))
-    return ", ".join([preset, *differing(preset)])
 
 
 def _rate_text(report: Report) -> str:

@@ -1,4 +1,4 @@
-"""Tokenizers that somebody else wrote: what one may ask for, and its failures as errors of one line.
+"""Tokenizers that somebody else wrote: what one may ask for.
 
 A tokenizer.json can double a text thirty times over, add a million special tokens to every sentence, or stop the
 library with a panic. What enlarges is bounded before the library opens the file. Not bounded is the time of a regular
@@ -10,13 +10,14 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tintformer.errors import LoadError
+from tintformer.auxiliary.tokens import panics_as_errors
+from tintformer.errors import LoadError, TintError, cause
 from tintformer.storage.foreign_files import check_model_files, read_foreign_json
+from tintformer.storage.gguf_headers import read_gguf_header
 from tintformer.storage.untrusted import refuse_code_and_huge_sizes
 
 MAX_GROWTH = 16
@@ -28,6 +29,42 @@ _MAX_COUNT = 4096
 _COUNTS = ("extra_ids", "offset")
 _TOKENIZER_CLASS = re.compile(r"\w*(Tokenizer|TokenizerFast|Backend)")
 _JSON = ("config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
+_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+"""In one of which a tokenizer keeps its vocabulary."""
+
+
+def has_tokenizer(directory: Path) -> bool:
+    return any((directory / file).exists() for file in _FILES)
+
+
+def open_tokenizer(directory: Path) -> Any:
+    """The tokenizer whose files are in a directory, or the one inside of its GGUF file; refused if it asks too much."""
+    from transformers import AutoTokenizer
+
+    options = _options(directory)
+    check_tokenizer_files(directory)
+    if file := options.get("gguf_file"):
+        read_gguf_header(directory / file)
+    try:
+        with panics_as_errors(f"the tokenizer of {directory}"):
+            return AutoTokenizer.from_pretrained(
+                str(directory), trust_remote_code=False, local_files_only=True, **options
+            )
+    except TintError:
+        raise
+    except Exception as error:  # transformers raises whatever its file readers raise
+        raise LoadError(
+            f"cannot read the tokenizer of {directory}: {cause(error)}; if its files are damaged, copy them again"
+        ) from error
+
+
+def _options(directory: Path) -> dict[str, Any]:
+    if directory.is_dir() and has_tokenizer(directory):
+        return {}
+    quantised = sorted(file.name for file in directory.glob("*.gguf"))
+    if quantised:
+        return {"gguf_file": quantised[0]}
+    raise LoadError(f"{directory} holds no tokenizer; put the tokenizer.json of the model there")
 
 
 def check_tokenizer_files(directory: Path) -> None:
@@ -45,22 +82,6 @@ def check_tokenizer_files(directory: Path) -> None:
         _check_settings(read_foreign_json(settings), str(settings))
     for file in sorted((*directory.glob("tokenizer.json"), *directory.glob("tokenizer.*.json"))):
         _check_tokenizer(read_foreign_json(file), str(file))
-
-
-@contextmanager
-def panics_as_errors(what: str) -> Generator[None]:
-    """Turn a panic of the library tokenizers, which is no Exception in Python, into an error of one line."""
-    try:
-        yield
-    except BaseException as error:
-        if not is_panic(error):
-            raise
-        # The whole of it would quote the text.
-        raise LoadError(f"{what} fails within the library tokenizers ({str(error)[:200]}); use another one") from None
-
-
-def is_panic(error: BaseException) -> bool:
-    return type(error).__name__ == "PanicException"
 
 
 def _check_class(settings: dict[str, Any], where: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 from tintformer.auxiliary.describe import describe
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.validation import COMPUTED, check_model, find_family
-from tintformer.errors import LoadError, TintError, cause
+from tintformer.errors import LoadError, TintError, brief, cause
 from tintformer.storage.fit import check_config_matches_weights, check_size, refuse_differences, refuse_untied
 from tintformer.storage.foreign_files import check_model_files, read_foreign_json
 from tintformer.storage.foreign_text import user_path
@@ -21,6 +23,7 @@ from tintformer.storage.gguf_headers import GgufHeader, read_gguf_header
 from tintformer.storage.hub_models import is_complete, main_snapshot, require_hub
 from tintformer.storage.packages import model_directory
 from tintformer.storage.safetensors_headers import INDEX, read_headers, refuse_adapters
+from tintformer.storage.tokenizers import find_tokenizer, find_tokenizer_of_object
 from tintformer.storage.untrusted import refuse_code_and_huge_sizes, refuse_huge_generation
 from tintformer.typed_fields import checked
 
@@ -35,6 +38,7 @@ def load(
     dtype: torch.dtype | None = None,
     device: str | torch.device | None = None,
     device_map: DeviceMap | None = None,
+    tokenizer: Any = None,
 ) -> Auxiliary:
     """Describe a model: a hub id, a directory (safetensors, or one GGUF file), a bundled or fetched name, an HF object.
 
@@ -50,13 +54,32 @@ def load(
         device_map: Spreads a model that is larger than one device, as in transformers: "auto", or devices by module.
             What it leaves on the CPU beside other devices is brought to them whenever it is read. Not together with
             `device`. An object that accelerate has dispatched stays as it is.
+        tokenizer: The model's, a transformers object; a name or a path brings its own, found when it is first used.
     """
     if isinstance(model, Auxiliary):
-        return model
+        return _with_tokenizer(model, tokenizer)
     checked("dtype", dtype, torch.dtype | None, LoadError)
     if not isinstance(model, str | os.PathLike):
-        return _load_object(model, dtype, device if device_map is None else device_map)
-    return _load_name(os.fspath(model), dtype or torch.float32, device, _check_device_map(device, device_map))
+        return _with_tokenizer(_load_object(model, dtype, device if device_map is None else device_map), tokenizer)
+    name = os.fspath(model)
+    return _with_tokenizer(
+        _load_name(name, dtype or torch.float32, device, _check_device_map(device, device_map)), tokenizer
+    )
+
+
+def _with_tokenizer(auxiliary: Auxiliary, tokenizer: Any) -> Auxiliary:
+    if tokenizer is None:
+        return auxiliary
+    from transformers import PreTrainedTokenizerBase
+
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise LoadError(f"tokenizer={brief(tokenizer)} is no tokenizer of transformers; give the object, not its name")
+    # Callables that can be pickled: models are sent to other processes.
+    return replace(auxiliary, open_tokenizer=partial(_itself, tokenizer))
+
+
+def _itself(tokenizer: Any) -> Any:
+    return tokenizer
 
 
 def _load_object(model: Any, dtype: torch.dtype | None, device: Any) -> Auxiliary:
@@ -66,8 +89,10 @@ def _load_object(model: Any, dtype: torch.dtype | None, device: Any) -> Auxiliar
         raise LoadError(f"cannot load a {type(model).__name__}; pass {_what_to_pass(model)}")
     if dtype is not None or device is not None:
         raise LoadError("a model object keeps its dtype and device; convert it before, e.g. model.to(torch.float32)")
-    name = getattr(model, "name_or_path", "") or type(model).__name__
-    return describe(model, check_model(model, name), name)
+    path = getattr(model, "name_or_path", "")
+    name = path or type(model).__name__
+    auxiliary = describe(model, check_model(model, name), name)
+    return replace(auxiliary, open_tokenizer=partial(find_tokenizer_of_object, str(path)))
 
 
 def _what_to_pass(model: Any) -> str:
@@ -108,7 +133,7 @@ def _load_name(name: str, dtype: torch.dtype, device: Any, device_map: Any) -> A
         model = _read_model(_find_on_hub(name), dtype, device_map)
     if device is not None:
         model.to(device)
-    return describe(model, check_model(model, name), name)
+    return replace(describe(model, check_model(model, name), name), open_tokenizer=partial(find_tokenizer, name))
 
 
 def _read_model(directory: Path, dtype: torch.dtype, device_map: Any = None) -> Any:

@@ -25,9 +25,9 @@ from tintformer.storage.untrusted import build_config
 _OF_THE_FILE = ("_name_or_path", "quantization_config")
 """Where a model was read from, which is nobody's business, and how it was packed there: a GGUF file is unpacked."""
 
-_LEFT_OUT = ("model", "record", "device", "embedding.scale")
-"""Of a description: the model and what was noted of it, where its tensors are, and Gemma's scale, a buffer that
-is saved with the weights."""
+_LEFT_OUT = ("model", "record", "device", "embedding.scale", "open_tokenizer")
+"""Of a description: the model and what was noted of it, where its tensors are, Gemma's scale, a buffer that is saved
+with the weights, and where its tokenizer is."""
 
 
 def plain_settings(config: Any) -> dict[str, Any]:

@@ -1,0 +1,70 @@
+"""A text as a model's tokens, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tintformer.errors import InputError, LoadError
+
+MIN_TOKENS = 4
+"""Fewer cannot be split into a training part with a target and an evaluation part."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoded:
+    """A text as a model reads it."""
+
+    input_ids: tuple[int, ...]
+    tokens: tuple[str, ...]
+    """What each token stands for in the text; a special token by its name."""
+
+
+def encode(tokenizer: Any, text: str, *, at_least: int = MIN_TOKENS, special: bool = True) -> Encoded:
+    """Tokens of a text, with the special tokens that the tokenizer itself adds; a BOS never stands there twice.
+
+    Without `special` it adds none: the text goes on from another one.
+    """
+    offsets = bool(tokenizer.is_fast)
+    with panics_as_errors("the tokenizer"):
+        encoding = tokenizer(text, return_offsets_mapping=offsets, verbose=False, add_special_tokens=special)
+    ids: list[int] = list(encoding["input_ids"])
+    spans: list[tuple[int, int]] = list(encoding["offset_mapping"]) if offsets else [(0, 0)] * len(ids)
+    if ids[:2] == [tokenizer.bos_token_id] * 2:
+        ids, spans = ids[1:], spans[1:]
+    if len(ids) < at_least:
+        count = "1 token" if len(ids) == 1 else f"{len(ids)} tokens"
+        raise InputError(f"the text has {count}; at least {at_least} are needed, so give a longer one")
+    # A span keeps the space before a word, which sentencepiece drops when it decodes a token alone.
+    tokens = [text[start:end] or decode(tokenizer, [token]) for token, (start, end) in zip(ids, spans, strict=True)]
+    return Encoded(input_ids=tuple(ids), tokens=tuple(tokens))
+
+
+def decode(tokenizer: Any, ids: list[int]) -> str:
+    """The text of some tokens, special ones by name."""
+    with panics_as_errors("the tokenizer"):
+        return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+
+def decode_continuation(tokenizer: Any, ids: list[int], start: int) -> str:
+    """What the tokens from `start` on add to the text of those before, a leading space included."""
+    whole, beginning = decode(tokenizer, ids), decode(tokenizer, ids[:start])
+    return whole.removeprefix(beginning) if whole.startswith(beginning) else decode(tokenizer, ids[start:])
+
+
+@contextmanager
+def panics_as_errors(what: str) -> Generator[None]:
+    """Turn a panic of the library tokenizers, which is no Exception in Python, into an error of one line."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        # The whole of it would quote the text.
+        raise LoadError(f"{what} fails within the library tokenizers ({str(error)[:200]}); use another one") from None
+
+
+def is_panic(error: BaseException) -> bool:
+    return type(error).__name__ == "PanicException"

@@ -1,0 +1,1 @@
+"""Text in, result out: `learn`, and what it returns."""

@@ -1,0 +1,210 @@
+"""What `learn` returns: losses before and after, token by token, the update, and ways to look at them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+from torch import Tensor
+
+from tintformer.analysis.frames import as_frame
+from tintformer.auxiliary.description import Auxiliary
+from tintformer.auxiliary.generation import NEW_TOKENS
+from tintformer.auxiliary.tokens import Encoded
+from tintformer.console import printable
+from tintformer.errors import TintError
+from tintformer.learning.rate_selection import RateChoice
+from tintformer.learning.tuned import Tuned
+from tintformer.rule.learning_rule import LearningRule
+
+SHOWN = 200
+"""Characters of a prompt beside its continuations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """What the model adds to a prompt, before learning and after."""
+
+    prompt: str
+    before: str
+    after: str
+
+    def __repr__(self) -> str:
+        return printable(f"prompt: {self.prompt}\nbefore: {self.before}\nafter:  {self.after}")
+
+    def _repr_html_(self) -> str:
+        return side_by_side(self)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LearnResult:
+    """What became of one text."""
+
+    auxiliary: Auxiliary
+    """The model as it was, and still is."""
+    text: str
+    encoded: Encoded
+    """Its tokens."""
+    rule: LearningRule
+    """With the rate that was used."""
+    choice: RateChoice | None
+    """What the rate was chosen from; None if it was given."""
+    engine: str
+    construction: dict[str, Any] | None = None
+    """How the simulator was built, if it ran."""
+    train_tokens: int
+    positions: Tensor = field(repr=False)
+    """Where the evaluated tokens stand, `[evaluated]`; their losses below."""
+    token_loss_before: Tensor = field(repr=False)
+    """In nats, `[evaluated]`."""
+    token_loss: Tensor = field(repr=False)
+    form_updates: Callable[[], dict[str, Tensor]] = field(repr=False)
+    make_tuned: Callable[[], Tuned] = field(repr=False)
+    continuation: Generation | None = None
+    """Of the whole text, if it was asked for."""
+    seed: int = 0
+    """Of sampling, in `generate`."""
+
+    @property
+    def evaluation_tokens(self) -> int:
+        return len(self.positions)
+
+    @property
+    def loss_before(self) -> float:
+        """Mean over the evaluated tokens, in nats."""
+        return float(self.token_loss_before.mean())
+
+    @property
+    def loss(self) -> float:
+        """The same with the updated weights."""
+        return float(self.token_loss.mean())
+
+    @property
+    def perplexity_before(self) -> float:
+        """Of the evaluated tokens, by the model as it is."""
+        return _perplexity(self.loss_before)
+
+    @property
+    def perplexity(self) -> float:
+        """The same with the updated weights."""
+        return _perplexity(self.loss)
+
+    @property
+    def learning_rate(self) -> float:
+        return self.rule.learning_rate
+
+    def token_table(self) -> Any:
+        """Every evaluated token, in the order of the text: its loss and probability before and after.
+
+        A pandas DataFrame where pandas is installed, otherwise a list of dicts. `change` is negative where learning
+        has made the token likelier.
+        """
+        losses = zip(self.positions.tolist(), self.token_loss_before.tolist(), self.token_loss.tolist(), strict=True)
+        rows: list[dict[str, Any]] = [
+            {
+                "position": position,
+                "token": self.encoded.tokens[position],
+                "loss_before": before,
+                "loss": after,
+                "change": after - before,
+                "probability_before": math.exp(-before),
+                "probability": math.exp(-after),
+            }
+            for position, before, after in losses
+        ]
+        return as_frame(rows)
+
+    def updates(self) -> dict[str, Tensor]:
+        """The update of every trainable parameter: Hugging Face's names, shapes and orientation."""
+        return self.form_updates()
+
+    @cached_property
+    def tuned(self) -> Tuned:
+        """The model with the update on top: `score`, `generate`, `save`, `to_hf`."""
+        return self.make_tuned()
+
+    def generate(self, prompt: str, *, max_new_tokens: int = NEW_TOKENS, **options: Any) -> Generation:
+        """Continue a text with the model as it was and as it is now; greedily, unless `options` say otherwise.
+
+        They are those of Hugging Face's `generate` (`do_sample=True`, `temperature=0.8`, ...), and `seed`. Both start
+        from the same seed.
+        """
+        options = {"max_new_tokens": max_new_tokens, "seed": self.seed, **options}
+        return Generation(
+            prompt=prompt,
+            before=self.auxiliary.generate(prompt, **options),
+            after=self.tuned.generate(prompt, **options),
+        )
+
+    def continued(self, num_tokens: int) -> LearnResult:
+        """With the text continued by so many tokens; as it is if there are none."""
+        if not num_tokens:
+            return self
+        return replace(self, continuation=self.generate(self.text, max_new_tokens=num_tokens))
+
+    def report(self, directory: str | os.PathLike[str], *, cosine: bool | None = None) -> Path:
+        """Write the page that `tint report` writes, and return its path: `report.html` and its figures.
+
+        `cosine` says whether the rule's gradient is compared with the exact one; None leaves that out for a large
+        model.
+        """
+        if not self.train_tokens:
+            raise TintError("nothing was learnt from this text, so there is no pass to report on")
+        from tintformer.report import check_directory, collect, write
+
+        check_directory(Path(directory))
+        found = collect(
+            self.auxiliary,
+            self.rule,
+            self.text,
+            self.encoded,
+            self.auxiliary.tokenizer,
+            train_tokens=self.train_tokens,
+            engine=self.engine,
+            choice=self.choice,
+            cosine=cosine,
+        )
+        return write(found, Path(directory))
+
+    def __repr__(self) -> str:
+        how = f"after learning from {self.train_tokens}" if self.train_tokens else "with an update learnt earlier"
+        return printable(
+            f"<{self.auxiliary.name}: perplexity {self.perplexity_before:.4g} -> {self.perplexity:.4g} on "
+            f"{self.evaluation_tokens} tokens {how}, learning rate {self.learning_rate:.3g}>"
+        )
+
+    def _repr_html_(self) -> str:
+        from tintformer.report import coloured_html
+        from tintformer.report.pieces import cut
+
+        gains: list[float | None] = [None] * len(self.encoded.tokens)
+        for position, gain in zip(
+            self.positions.tolist(), (self.token_loss_before - self.token_loss).tolist(), strict=True
+        ):
+            gains[position] = gain
+        pieces = [
+            piece.gap + ("" if piece.kind == "rest" else piece.text) for piece in cut(self.text, self.encoded.tokens)
+        ]
+        title = Markup("<b>{}</b>").format(repr(self)[1:-1])
+        after = side_by_side(self.continuation) if self.continuation else ""
+        return f"{title}{coloured_html(pieces, gains)}{after}"
+
+
+def _perplexity(loss: float) -> float:
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+def side_by_side(generation: Generation) -> str:
+    """Two continuations as HTML; the end of the prompt is enough to know it by."""
+    cell = "vertical-align:top;text-align:left;white-space:pre-wrap;width:50%"
+    row = Markup('<tr><{0} style="{1}" dir="auto">{2}</{0}><{0} style="{1}" dir="auto">{3}</{0}></tr>')
+    rows = row.format("th", cell, "before", "after") + row.format("td", cell, generation.before, generation.after)
+    prompt = generation.prompt
+    shown = prompt if len(prompt) <= SHOWN else f"\N{HORIZONTAL ELLIPSIS}{prompt[-SHOWN:]}"
+    return str(Markup('<div><small>{}</small><table style="width:100%">{}</table></div>').format(shown, rows))
