@@ -42,6 +42,7 @@ COMPUTES = (
 """Modules and folders, below `tintformer`, whose code decides the result of a unit."""
 DECIDES_NOTHING = {
     "bundled": "says where files lie; weights and texts are in a record's identity by their content",
+    "console": "says what is being done",
     "errors": "says what went wrong; a result with an error is not kept",
     "threads": "says how threads wait for work",
     "typed_fields": "refuses settings of a wrong type; what is kept is a result",
