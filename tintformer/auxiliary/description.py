@@ -53,6 +53,15 @@ class Auxiliary:
     record: ModelRecord | None = field(default=None, repr=False)
     """The model as it was when it was described."""
 
+    def __repr__(self) -> str:
+        size = sum(parameter.numel() for parameter in self.model.parameters())
+        context = "any length" if self.max_positions is None else f"context {self.max_positions:,}"
+        dtype = str(self.dtype).removeprefix("torch.")
+        return (
+            f"<Auxiliary {self.name} ({self.family}): {size:,} parameters, {len(self.blocks)} blocks of width "
+            f"{self.stream_width:,}, vocabulary {self.vocabulary_size:,}, {context}, {dtype} on {self.device}>"
+        )
+
     @property
     def vocabulary_size(self) -> int:
         return self.head.weight.source.shape[0]

@@ -16,6 +16,7 @@ from tintformer.cli.options import (
     Model,
     RuleOptions,
     Text,
+    TokensOption,
     given_names,
     with_construction_options,
     with_rule_options,
@@ -31,7 +32,7 @@ from tintformer.cli.rule_setup import (
     shown,
     warnings_as_lines,
 )
-from tintformer.console import print_json, print_table, say
+from tintformer.console import doing, print_json, print_table, say
 from tintformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -104,12 +105,15 @@ def run(
         float | None, typer.Option(help=f"Share of the text that is trained on; {TRAIN_FRACTION} by default.")
     ] = None,
     train_tokens: Annotated[int | None, typer.Option(help="Number of tokens that are trained on, instead.")] = None,
+    tokens: TokensOption = None,
     adapted: Annotated[
         Path | None, typer.Option(help="Use an update of `tint adapt` and train no further: all of the text is scored.")
     ] = None,
     engine: Annotated[str, typer.Option(help="fast, simulator, reference or oracle; they agree.")] = "fast",
     dtype: Dtype = "float32",
-    generate: Annotated[int, typer.Option(min=0, help="Continue the text by so many tokens, greedily.")] = 0,
+    generate: Annotated[
+        int, typer.Option(min=0, help="Continue the text by so many tokens, greedily, before and after.")
+    ] = 0,
     top: Annotated[int, typer.Option(min=0, help="How many of the most changed tokens to show.")] = 8,
     beyond_context: BeyondContext = False,
     json: Json = False,
@@ -127,7 +131,7 @@ def run(
     content = read_text(text, file)
     with warnings_as_lines():
         auxiliary, tokenizer = open_model(model, dtype), find_tokenizer(model)
-        encoded = encode(tokenizer, content)
+        encoded = encode(tokenizer, content).first(tokens)
         check_context_length(auxiliary, len(encoded.input_ids), beyond_context, generate)
         if adapted is None:
             result = train_inside(auxiliary, encoded, split, rule, engine, knobs)
@@ -142,7 +146,7 @@ def run(
             "evaluation_tokens": len(result.positions),
             **losses_record(float(result.before.mean()), float(result.after.mean())),
             "tokens": most_changed(result, encoded, top),
-            "continuation": continuation(result, encoded, tokenizer, generate) if generate else None,
+            **continuations(auxiliary, result, encoded, tokenizer, generate),
         }
     if json:
         print_json(record)
@@ -235,15 +239,23 @@ def most_changed(result: Result, encoded: Encoded, top: int) -> list[dict[str, A
     ]
 
 
-def continuation(result: Result, encoded: Encoded, tokenizer: Any, num_tokens: int) -> str:
-    """The most likely next tokens after the whole text, one by one, with the updated weights."""
+def continuations(
+    auxiliary: Auxiliary, result: Result, encoded: Encoded, tokenizer: Any, num_tokens: int
+) -> dict[str, str | None]:
+    """The most likely next tokens after the whole text, one by one, as the model was and with the updated weights."""
     import torch
 
     from tintformer.learning.text import decode_continuation
+    from tintformer.learning.tuned import Tuned
 
-    input_ids = torch.tensor([encoded.input_ids])
-    ids = result.tuned().generate(input_ids, max_new_tokens=num_tokens, do_sample=False)
-    return decode_continuation(tokenizer, ids[0].tolist(), input_ids.shape[1])
+    found: dict[str, str | None] = {"continuation_before": None, "continuation": None}
+    if num_tokens:
+        doing(f"continuing the text by {num_tokens} tokens")
+        input_ids = torch.tensor([encoded.input_ids])
+        for name, tuned in zip(found, (Tuned.untrained(auxiliary), result.tuned()), strict=True):
+            ids = tuned.generate(input_ids, max_new_tokens=num_tokens, do_sample=False)
+            found[name] = decode_continuation(tokenizer, ids[0].tolist(), input_ids.shape[1])
+    return found
 
 
 def print_run(record: dict[str, Any]) -> None:
@@ -254,9 +266,7 @@ def print_run(record: dict[str, Any]) -> None:
     if adapted is None:
         print_rate(record)
     if (made := record["construction"]) is not None:
-        print(
-            f"simulator: layout {made['layout']}, attention {made['attention']}, transposition {made['transposition']}"
-        )
+        say(f"simulator: layout {made['layout']}, attention {made['attention']}, transposition {made['transposition']}")
     if record["tokens"]:
         rows = [
             {
@@ -271,4 +281,5 @@ def print_run(record: dict[str, Any]) -> None:
         say("tokens with the largest change of loss")
         print_table(rows)
     if record["continuation"] is not None:
-        say(f"continuation: {record['continuation']}")
+        say(f"continuation before: {record['continuation_before']}")
+        say(f"continuation after: {record['continuation']}")

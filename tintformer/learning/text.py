@@ -30,6 +30,10 @@ class Encoded:
     tokens: tuple[str, ...]
     """What each token stands for in the text; a special token by its name."""
 
+    def first(self, count: int | None) -> Encoded:
+        """Its first tokens; with None, all of them."""
+        return Encoded(input_ids=self.input_ids[:count], tokens=self.tokens[:count])
+
 
 def read_text(text: str | None = None, file: Path | None = None) -> str:
     """The text itself, or what `file` holds, or standard input where either of them is "-"."""

@@ -28,10 +28,13 @@ class Tint(Watchable):
 
     def __init__(self, model: Any, rule: LearningRule, *, engine: str = "fast", **options: Any):
         self.auxiliary = load(model)
-        self.rule = rule
+        self.rule, self.engine_name = rule, engine
         # Too many layers are refused here, before an engine is built, which takes the simulator a while.
         require_rule(rule).num_trained(len(self.auxiliary.blocks))
         self.engine: Engine = make_engine(engine, self.auxiliary, rule, **options)
+
+    def __repr__(self) -> str:
+        return f"<Tint {self.auxiliary.name}, engine {self.engine_name}, {self.rule}>"
 
     def __call__(
         self,
@@ -45,7 +48,7 @@ class Tint(Watchable):
         """Train on the part under `train_mask`, each sequence on its own, and predict the rest.
 
         `train_mask` restricts the loss, not attention. `before` adds what the model predicted before learning. `logits`
-        says which logits to return: "all", "evaluation" or "none".
+        says which logits to return: "all", "evaluation" (of the tokens that are evaluated) or "none".
 
         `masks`, all `[batch, tokens]` and optional: `attention_mask` is 0 at padding, on either side. `loss_mask`
         restricts the training targets further (label loss). `segment_ids` packs independent examples; -1 marks leading

@@ -18,7 +18,7 @@ from tintformer.auxiliary.description import Auxiliary, ops
 from tintformer.auxiliary.ops import Weight
 from tintformer.engines.fast import FastEngine
 from tintformer.engines.fast.updates import MatrixUpdate, Updates
-from tintformer.errors import InputError, TintError
+from tintformer.errors import InputError, TintError, nearest
 from tintformer.execution.arrays import Array
 from tintformer.execution.batch import Batch, Masks, mask_of, token_ids
 from tintformer.execution.engine import parameter_updates, undisturbed
@@ -42,6 +42,10 @@ class Tuned(Watchable):
         # Scoring has one pass, and it is the one after learning: there are no points of steps to wait at.
         self._engine.hooks = Hooks(auxiliary, rule, learns=False)
 
+    def __repr__(self) -> str:
+        count = len(self._updates.matrices) + len(self._updates.vectors)
+        return f"<Tuned {self.auxiliary.name}: updates of {count} weights, by {self.rule}>"
+
     @property
     def hooks(self) -> Hooks:
         return self._engine.hooks
@@ -62,7 +66,8 @@ class Tuned(Watchable):
         """Predict sequences with the updated weights; nothing is learnt.
 
         `score_mask` restricts the tokens whose loss is taken: with the tokens of a label, `log_probability` is the
-        label's. Without it every token with a predecessor is scored. `masks` are `attention_mask`, `segment_ids` and
+        label's. Without it every token with a predecessor is scored. `logits` says which logits to return: "all",
+        "evaluation" (of the tokens that are scored) or "none". `masks` are `attention_mask`, `segment_ids` and
         `position_ids`, as in a call of `Tint`.
         """
         batch = Batch.to_score(self.auxiliary, input_ids, score_mask=score_mask, **masks)
@@ -122,7 +127,8 @@ class Tuned(Watchable):
             checked("pattern", pattern, str, InputError)
             found = {name for name in self.update_views() if fnmatchcase(name, pattern)}
             if not found:
-                raise InputError(f"no update fits {pattern!r}; update_views() lists them all")
+                near = nearest(pattern, self.update_views())
+                raise InputError(f"no update fits {pattern!r}; update_views() lists them all{near}")
             fitting |= found
         return fitting
 
