@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import make_model
 from patience import PATIENCE
+
+from tintformer.bundled import BUNDLED
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -46,13 +47,16 @@ def run_shell(code: str) -> str:
     return done.stdout
 
 
-def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    make_model("llama", torch.float32).save_pretrained(tmp_path / "my-model")
+@pytest.mark.parametrize("model", BUNDLED)
+def test_the_examples_run_with_every_bundled_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    assert 'tint.load("nano-llama")' in README
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {}
-    run_python(README, namespace, "README.md")
+    run_python(README.replace('"nano-llama"', f'"{model}"'), namespace, "README.md")
     printed = capsys.readouterr().out
-    assert "->" in printed and "self_attn.v_proj.weight" in printed
+    assert "->" in printed and "5.mlp." in printed
     assert (tmp_path / "update.safetensors").exists()
     out = namespace["out"]
     assert float(out.loss) != float(out.loss_before)  # type: ignore[attr-defined]

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import pydoc
+import re
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -13,6 +15,7 @@ import torch
 
 from tintformer.analysis.verify.verify_settings import VerifySettings
 from tintformer.errors import TintError
+from tintformer.execution.output import TintOutput
 from tintformer.experiments.in_context_learning import InContextLearning
 from tintformer.experiments.language_modelling import LanguageModelling
 from tintformer.experiments.lora import Lora
@@ -189,3 +192,17 @@ def test_every_configuration_is_in_the_table() -> None:
             field.name for field in fields(owner) if field.default is MISSING and field.default_factory is MISSING
         }
         assert required == set(SETTINGS[owner])
+
+
+def test_help_explains_every_field_with_its_values() -> None:
+    text = pydoc.plain(pydoc.render_doc(LearningRule))
+    hints = get_type_hints(LearningRule)
+    for field in fields(LearningRule):
+        (said,) = re.findall(rf"^ \|      {field.name}: (.*(?:\n \|          .*)*)", text, flags=re.MULTILINE)
+        said = " ".join(said.replace("|", " ").split())
+        assert len(said) > 20, field.name
+        if field.default is not MISSING:
+            assert said.endswith(f"Default: {field.default!r}.")
+        if get_origin(hints[field.name]) is Literal:
+            assert all(repr(value) in said for value in get_args(hints[field.name]))
+    assert "Negative log-likelihood of every evaluation token" in pydoc.plain(pydoc.render_doc(TintOutput))

@@ -107,5 +107,15 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join([*shown[:LISTED], *(["..."] if len(shown) > LISTED else [])])
 
 
+def nearest(name: Any, names: Iterable[str]) -> str:
+    """The end of a message about an unknown name: `; did you mean nano-llama?`, or nothing if none is near."""
+    from difflib import get_close_matches  # not before it is needed: every command imports this module
+
+    # In lower case: what differs in case alone is nearest of all. A name that is very long would take long to compare.
+    given, spellings = str(name)[:LONGEST], {known.lower(): known for known in names}
+    found = [spellings[near] for near in get_close_matches(given.lower(), spellings, n=1)]
+    return f"; did you mean {found[0]}?" if found and found[0] != given else ""
+
+
 class TintWarning(UserWarning):
     """Something legal that a user most likely did not intend."""

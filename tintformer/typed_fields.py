@@ -1,4 +1,4 @@
-"""Settings that are what their annotations say: one check for every field, whoever gives it.
+"""Settings that are what their annotations say: one check for every field, whoever gives it, and one explanation.
 
 A dataclass calls `check_fields` in its `__post_init__`; a function checks a keyword by `checked`. What holds one number
 (a numpy scalar, a tensor without dimensions) becomes a Python number. A bool is no number, and a number no bool.
@@ -6,12 +6,15 @@ A dataclass calls `check_fields` in its `__post_init__`; a function checks a key
 
 from __future__ import annotations
 
+import ast
+import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
+from textwrap import fill
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 LONGEST = 80
 """Characters of a value that a message shows."""
@@ -19,6 +22,7 @@ FLOAT32_MAX = 3.4e38
 """The largest rate or step: more than float32 holds, and torch refuses it somewhere in the middle of a pass."""
 
 INT64_MAX = 2**63 - 1
+Class = TypeVar("Class", bound=type)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +41,34 @@ class Range:
     def __str__(self) -> str:
         bounds = {"above": self.above, "of at least": self.at_least, "at most": self.at_most, "below": self.below}
         return " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if not math.isinf(bound))
+
+
+@cache
+def attribute_docstrings(owner: type) -> dict[str, str]:
+    """The text below each attribute in the source of a class, on one line and without backticks."""
+    body = ast.parse(inspect.getsource(owner)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    texts: dict[str, str] = {}
+    for attribute, below in zip(body.body, body.body[1:], strict=False):
+        if isinstance(attribute, ast.AnnAssign) and isinstance(attribute.target, ast.Name):
+            text = ast.literal_eval(below.value) if isinstance(below, ast.Expr) else ""
+            texts[attribute.target.id] = " ".join(text.split()).replace("`", "")
+    return texts
+
+
+def explained(owner: Class) -> Class:
+    """Let `help()` of a dataclass explain every field: values, default and the text below it in the source."""
+    lines = [inspect.cleandoc(owner.__doc__ or ""), "", "Fields:"]
+    texts = attribute_docstrings(owner)
+    for field in fields(owner):
+        if not field.name.startswith("_"):
+            values = get_args(_hints(owner)[field.name]) if get_origin(_hints(owner)[field.name]) is Literal else ()
+            said = [texts.get(field.name, ""), f"One of {', '.join(map(repr, values))}." if values else ""]
+            said += [] if field.default is MISSING else [f"Default: {field.default!r}."]
+            text = " ".join(filter(None, said))
+            lines.append(fill(f"{field.name}: {text}", 100, initial_indent="    ", subsequent_indent="        "))
+    owner.__doc__ = "\n".join(lines)
+    return owner
 
 
 class _Unfit(Exception):

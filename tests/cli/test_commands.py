@@ -8,14 +8,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import forked
 import pytest
 from patience import PATIENCE
+from test_hostile_options import commands
+from tiny import TEXT
 
 import tintformer
+from tintformer import console
 from tintformer.auxiliary.families import families
-from tintformer.cli.demo import distinct_words
+from tintformer.cli.app import app
+from tintformer.cli.demo import demo, distinct_words
 
 TINT = Path(sys.executable).with_name("tint")
 
@@ -56,6 +61,51 @@ def test_importing_the_package_is_light_and_every_name_resolves() -> None:
         _ = tintformer.nothing  # type: ignore[attr-defined]
 
 
+def test_dir_shows_public_names_alone() -> None:
+    assert dir(tintformer) == sorted(tintformer.__all__)
+    tintformer.load  # noqa: B018
+    assert "storage" in vars(tintformer) and dir(tintformer) == sorted(tintformer.__all__)
+
+
+class Begun(Exception):
+    """A command has said that it works."""
+
+
+def test_every_command_says_at_once_that_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    def begin(text: str) -> None:
+        raise Begun(text)
+
+    monkeypatch.setattr(console._STATUS, "begin", begin)
+    for name, command in commands(app):
+        with pytest.raises(Begun, match="starting"):
+            command()
+        assert command.__doc__, name
+
+
+def test_something_is_shown_before_the_libraries_are_imported() -> None:
+    code = (
+        "import io, os, sys\n"
+        "class Terminal(io.StringIO):\n"
+        "    isatty = lambda self: True\n"
+        "    def write(self, text):\n"
+        "        if 'starting' in text and not hasattr(self, 'before'):\n"
+        "            self.before = set(sys.modules)\n"
+        "        return super().write(text)\n"
+        "sys.argv = ['tint', 'plan', 'nano-llama', '--tokens', '8']\n"
+        "os.environ |= {'TERM': 'xterm'}\n"
+        "real, sys.stderr = sys.stderr, Terminal()\n"
+        "from tintformer.cli import main\n"
+        "try:\n"
+        "    main()\n"
+        "finally:\n"
+        "    print(*sys.stderr.before, file=real)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
+    loaded = {name.partition(".")[0] for name in done.stderr.split()}
+    assert "rich" in loaded and "plain forward passes" in done.stdout, done.stderr
+    assert not loaded & {"torch", "transformers", "numpy"}
+
+
 def test_models_lists_every_family() -> None:
     done = run("models", "--json")
     assert done.returncode == 0
@@ -94,6 +144,34 @@ def test_the_demo_learns_on_both_models_and_texts_and_its_engines_agree(tmp_path
     reports = [Path(result["report"]) for result in results if result["report"]]
     assert [path.parent.name for path in reports] == ["nano-gpt2-address", "nano-llama-visit"]
     assert all((tmp_path / path).read_text().startswith("<!doctype html>") for path in reports)
+
+
+def test_the_demo_tells_what_it_knows_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import tintformer.bundled as bundled
+    import tintformer.simulator.simulator as simulator
+
+    told: list[str] = []
+    build = simulator.build
+
+    def build_and_listen(*given: Any, **knobs: Any) -> Any:
+        told.append(capsys.readouterr().out)
+        return build(*given, **knobs)
+
+    monkeypatch.setattr(bundled, "BUNDLED", ("nano-gpt2",))
+    monkeypatch.setattr(bundled, "TEXTS", ("visit",))
+    monkeypatch.setattr(bundled, "read_text", lambda name: TEXT)
+    monkeypatch.setattr(simulator, "build", build_and_listen)
+    monkeypatch.chdir(tmp_path)
+    demo(output=tmp_path / "out", report=False, json=False)
+    first, _, known, last = [line.strip() for line in told[0].splitlines()]
+    assert first.startswith("nano-gpt2 reads visit: ") and known.startswith("explicit fine-tuning")
+    assert last.startswith("inside the pass, fast engine") and last.count("perplexity") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].strip().startswith("inside the pass, constructed simulator")
+    assert lines[-2] == "" and lines[-1].startswith("nano-gpt2 on visit: perplexity ")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_gained_is_shown_in_its_word_and_once() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, fields
@@ -19,8 +20,10 @@ from tiny import TEXT, save_model
 import tintformer as tint
 from tintformer.bundled import BUNDLED
 from tintformer.cli.adapt import pad
-from tintformer.cli.options import RuleOptions, attribute_docstrings
+from tintformer.cli.options import RuleOptions
+from tintformer.learning.split import Split
 from tintformer.learning.text import encode, find_tokenizer
+from tintformer.typed_fields import attribute_docstrings
 
 HALF = len(TEXT) // 2
 
@@ -72,7 +75,7 @@ def test_run_finds_its_rate_and_continues_the_text(model: Path) -> None:
     assert choice["rate"] in [point["rate"] for point in choice["curve"]] and choice["curve"][0]["rate"] == 0
     assert choice["train_tokens"] + choice["evaluation_tokens"] == record["train_tokens"]
     assert record["loss"] < record["loss_before"]
-    assert isinstance(record["continuation"], str)
+    assert isinstance(record["continuation"], str) and isinstance(record["continuation_before"], str)
 
 
 @pytest.mark.parametrize("name", BUNDLED)
@@ -95,7 +98,16 @@ def test_run_for_people(model: Path, tmp_path: Path) -> None:
     file.write_text(f"[/b]{TEXT}[b]\n", encoding="utf-8")
     done = call("run", model, "--file", file, "--train-fraction", "0.6", "--generate", "2", "--top", "30")
     assert done.returncode == 0 and done.stderr == ""
-    for words in ("perplexity", "learning rate", "no training", "chosen", "largest change", "continuation", "'.'"):
+    for words in (
+        "perplexity",
+        "learning rate",
+        "no training",
+        "chosen",
+        "largest change",
+        "continuation before: ",
+        "continuation after: ",
+        "'.'",
+    ):
         assert words in done.stdout
 
 
@@ -129,6 +141,47 @@ def test_adapt_learns_several_files_together(model: Path, tmp_path: Path) -> Non
     assert stored.keys() == expected.updates().keys()
     for name, change in expected.updates().items():
         torch.testing.assert_close(stored[name], change)
+
+
+def test_adapt_scores_what_it_holds_out(
+    run_here: Callable[..., None],
+    model: Path,
+    tmp_path: Path,
+    input_ids: torch.Tensor,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    update, words = tmp_path / "update", ["--learning-rate", "0.01", "--train-fraction", "0.6"]
+    run_here("adapt", str(model), TEXT, "-o", str(update), *words, "--json")
+    record = json.loads(capsys.readouterr().out)
+    num_tokens = input_ids.shape[1]
+    num_train = Split(train_fraction=0.6).of(num_tokens)
+    assert (record["train_tokens"], record["held_out_tokens"]) == (num_train, num_tokens - num_train)
+    # One text learns in `adapt` what a pass learns from it.
+    run_here("run", str(model), TEXT, *words, "--json")
+    passed = json.loads(capsys.readouterr().out)
+    for key in ("loss", "loss_before"):
+        assert record[key] == pytest.approx(passed[key], abs=1e-4)
+    run_here("adapt", str(model), TEXT, "-o", str(update), "--learning-rate", "0.01", "--train-tokens", "20")
+    assert f"trained on 20 tokens, evaluated on the other {num_tokens - 20}" in capsys.readouterr().out
+    with pytest.raises(tint.InputError, match="the training part would be 900 of"):
+        run_here("adapt", str(model), TEXT, "-o", str(tmp_path / "none"), "--train-tokens", "900")
+    assert list(tmp_path.iterdir()) == [update]
+
+
+def test_run_cuts_a_long_text(
+    run_here: Callable[..., None], model: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "long.txt"
+    file.write_text(TEXT * 9, encoding="utf-8")
+    words = ["--learning-rate", "0.01", "--json"]
+    with pytest.raises(tint.InputError, match="was built for 128"):
+        run_here("run", str(model), "--file", str(file), *words)
+    run_here("run", str(model), "--file", str(file), "--tokens", "40", *words)
+    record = json.loads(capsys.readouterr().out)
+    assert (record["train_tokens"], record["evaluation_tokens"]) == (20, 20)
+    run_here("run", str(model), TEXT, "--tokens", "9999", *words)
+    whole = json.loads(capsys.readouterr().out)
+    assert whole["train_tokens"] + whole["evaluation_tokens"] < 128
 
 
 def one_line(done: subprocess.CompletedProcess[str], message: str) -> None:
@@ -245,6 +298,9 @@ def test_every_knob_of_the_rule_is_an_option_with_its_help() -> None:
         shown = call(command, "--help").stdout
         for name in [*knobs, "preset", "dtype", "json"]:
             assert f"--{name.replace('_', '-')} " in shown
+        for name, default in {"steps": "(1)", "layers": "(all)", "learning-rate": "(auto)"}.items():
+            found = re.search(rf"--{name} .*?\[default: ([^]]*)\]", shown, flags=re.DOTALL)
+            assert found is not None and found[1] == default
     assert attribute_docstrings(tint.LearningRule).keys() == set(knobs)
     assert attribute_docstrings(tint.LearningRule)["steps"].startswith("Gradient steps inside the pass. More")
 

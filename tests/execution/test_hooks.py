@@ -256,10 +256,25 @@ def test_names_are_told_apart() -> None:
         assert len(points) == len(set(points)), name
 
 
+def test_what_was_not_seen_is_told_with_what_is_near() -> None:
+    sim, batch = tint.Tint(make_model("gpt2"), make_rule("default", layers=1)), make_batch()
+    with sim.watch("*.gradient") as seen:
+        with pytest.raises(KeyError, match=r"^nothing was seen at .*: run a pass inside"):
+            seen[1, "blocks.1.down.gradient"]
+        call(sim, batch)
+    near = r"a block that does not learn has no gradients; did you mean \(1, 'blocks\.1\.down\.gradient'\)\?$"
+    with pytest.raises(tint.InputError, match=near):
+        seen[1, "blocks.0.down.gradient"]
+    assert seen.get((1, "blocks.0.down.gradient")) is None and (1, "blocks.1.down.gradient") in seen
+
+
 def test_mistakes_are_told() -> None:
     sim, batch = tint.Tint(make_model("gpt2"), make_rule("default", layers=1)), make_batch()
     nowhere = r"no hook point fits 'blocks.7.\*'; points\(\) lists"
     with pytest.raises(tint.InputError, match=nowhere), sim.watch("blocks.7.*"):
+        pass
+    near = r"lists them all; did you mean blocks\.\d\.down\.output\?$"
+    with pytest.raises(tint.InputError, match=near), sim.watch("blocks.0.dwon.output"):
         pass
     with pytest.raises(tint.InputError, match=r"no hook point fits .* with when=2"), sim.watch("final.*", when=2):
         pass

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -187,3 +188,33 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
         adapt("gpt2").save(tmp_path / "nowhere" / "update.safetensors")
     with pytest.raises(tint.TintError, match="no regular file"):
         adapt("gpt2").save(tmp_path)
+
+
+def test_what_is_printed_is_short_and_says_what_it_is() -> None:
+    rule = tint.LearningRule(learning_rate=1e-3, layers=1)
+    model = tint.load("nano-llama")
+    sim, ids = tint.Tint(model, rule), torch.arange(12)[None]
+    tuned, out = sim.adapt(ids), sim(ids, train_mask=torch.arange(12)[None] < 8, before=True)
+    said = "LearningRule(learning_rate=0.001, layers=1)"
+    assert repr(rule) == said and eval(said, {"LearningRule": tint.LearningRule}) == rule
+    full = tint.LearningRule.full(learning_rate=1e-3)
+    assert eval(repr(full), {"LearningRule": tint.LearningRule}) == full
+    assert re.fullmatch(
+        r"<Auxiliary nano-llama \(llama\): [\d,]+ parameters, 6 blocks of width \d+, vocabulary [\d,]+, context 512, "
+        "float32 on cpu>",
+        repr(model),
+    )
+    assert repr(sim) == f"<Tint nano-llama, engine fast, {said}>"
+    assert re.fullmatch(rf"<Tuned nano-llama: updates of \d+ weights, by {re.escape(said)}>", repr(tuned))
+    assert out.loss_before is not None and out.loss is not None
+    losses = f"loss {float(out.loss_before):.4f} -> {float(out.loss):.4f} nats per token, perplexity "
+    assert repr(out).startswith(f"<TintOutput of 1 x 12 tokens, 4 evaluated: {losses}")
+    assert repr(out).endswith(f"; logits {list(out.logits.shape)}>")  # type: ignore[union-attr]
+    assert "0 evaluated; no logits" in repr(sim(ids, train_mask=torch.ones_like(ids), logits="none"))
+
+
+@pytest.mark.parametrize("method", [tint.Tint.__call__, tint.Tuned.score])
+def test_the_values_of_logits_are_listed(method: Any) -> None:
+    assert all(f'"{value}"' in (method.__doc__ or "") for value in ("all", "evaluation", "none"))
+    with pytest.raises(tint.InputError, match="logits='some' is unknown; choose one of all, evaluation, none"):
+        tint.Tuned.untrained(tint.load("nano-llama")).score(torch.arange(12)[None], logits="some")  # type: ignore[arg-type]

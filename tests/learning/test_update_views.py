@@ -143,7 +143,7 @@ def test_small_updates_add_up() -> None:
 def test_mistakes_are_told() -> None:
     tuned, ids = adapt("gpt2", rule="default"), make_batch(lengths=(6,))["input_ids"]
     for choose in (tuned.only, tuned.without):
-        with pytest.raises(tint.InputError, match=r"no update fits 'blocks.9.\*'; update_views\(\) lists"):
+        with pytest.raises(tint.InputError, match=r"no update fits 'blocks.9.\*'; update_views\(\) lists them all"):
             choose("blocks.0.*", "blocks.9.*")
     with pytest.raises(tint.InputError, match="by='layer' is unknown; choose one of block, op, parameter"):
         tuned.effects(ids, by="layer")  # type: ignore[arg-type]

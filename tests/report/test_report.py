@@ -272,8 +272,10 @@ def test_the_command(
     assert len(record["tokens"]) == record["evaluation_tokens"] and len(record["cosines"]) == 3
     page = Path(record["output"]).read_text(encoding="utf-8")
     assert tidy(record["rule"]["learning_rate"]) in page and f"<bdi>{model.name}</bdi>" in page
-    run_here(model, TEXT, "-o", tmp_path / "out", "--learning-rate", "0.01", "--engine", "reference", "--no-cosine")
-    assert "wrote" in capsys.readouterr().out
+    words = ["--learning-rate", "0.01", "--engine", "reference", "--no-cosine", "--tokens", "30"]
+    run_here(model, TEXT, "-o", tmp_path / "out", *words)
+    printed = capsys.readouterr().out
+    assert "wrote" in printed and "trained on 15 tokens, evaluated on 15 tokens" in printed
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["loss.png", "report.html", "updates.png"]
 
 

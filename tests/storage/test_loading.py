@@ -111,3 +111,14 @@ def test_things_that_are_not_models(wrong: object) -> None:
 def test_integer_dtype(saved: Path) -> None:
     with pytest.raises(tint.LoadError, match="not a floating-point type"):
         tint.load(saved, dtype=torch.int8)
+
+
+def test_no_bar_is_drawn_into_a_file(saved: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from transformers.utils import logging
+
+    logging.enable_progress_bar()  # as it is for whoever has not asked for silence
+    try:
+        tint.load(saved)
+        assert capfd.readouterr().err == ""
+    finally:
+        logging.disable_progress_bar()

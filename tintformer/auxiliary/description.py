@@ -76,6 +76,15 @@ class Auxiliary:
         """
         return continue_text(self, self.model, prompt, **options)
 
+    def __repr__(self) -> str:
+        size = sum(parameter.numel() for parameter in self.model.parameters())
+        context = "any length" if self.max_positions is None else f"context {self.max_positions:,}"
+        dtype = str(self.dtype).removeprefix("torch.")
+        return (
+            f"<Auxiliary {self.name} ({self.family}): {size:,} parameters, {len(self.blocks)} blocks of width "
+            f"{self.stream_width:,}, vocabulary {self.vocabulary_size:,}, {context}, {dtype} on {self.device}>"
+        )
+
     @property
     def vocabulary_size(self) -> int:
         """Token ids that the head predicts."""

@@ -20,6 +20,16 @@ class Encoded:
     input_ids: tuple[int, ...]
     tokens: tuple[str, ...]
     """What each token stands for in the text; a special token by its name."""
+    ends: tuple[int, ...] = ()
+    """Where each of them ends in the text; empty if the tokenizer does not say."""
+
+    def first(self, count: int | None) -> Encoded:
+        """Its first tokens; with None, all of them."""
+        return Encoded(input_ids=self.input_ids[:count], tokens=self.tokens[:count], ends=self.ends[:count])
+
+    def of(self, text: str) -> str:
+        """The part of the text that they cover."""
+        return text[: max(self.ends)] if self.ends else text
 
 
 def encode(tokenizer: Any, text: str, *, at_least: int = MIN_TOKENS, special: bool = True) -> Encoded:
@@ -39,7 +49,8 @@ def encode(tokenizer: Any, text: str, *, at_least: int = MIN_TOKENS, special: bo
         raise InputError(f"the text has {count}; at least {at_least} are needed, so give a longer one")
     # A span keeps the space before a word, which sentencepiece drops when it decodes a token alone.
     tokens = [text[start:end] or decode(tokenizer, [token]) for token, (start, end) in zip(ids, spans, strict=True)]
-    return Encoded(input_ids=tuple(ids), tokens=tuple(tokens))
+    ends = tuple(end for _, end in spans) if offsets else ()
+    return Encoded(input_ids=tuple(ids), tokens=tuple(tokens), ends=ends)
 
 
 def decode(tokenizer: Any, ids: list[int]) -> str:

@@ -17,7 +17,8 @@ from tintformer.cli.rule_setup import (
     provenance,
     warnings_as_lines,
 )
-from tintformer.console import print_json, say
+from tintformer.cli.run import Split
+from tintformer.console import doing, print_json, say
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +37,12 @@ def adapt(
     file: Annotated[
         list[Path] | None, typer.Option(help="Read the text from a file; repeat it for several texts, learnt together.")
     ] = None,
+    train_fraction: Annotated[
+        float | None, typer.Option(help="Share of each text that is trained on; the rest is scored. All by default.")
+    ] = None,
+    train_tokens: Annotated[
+        int | None, typer.Option(help="Number of tokens of each text that are trained on, instead.")
+    ] = None,
     dtype: Dtype = "float32",
     json: Json = False,
 ) -> None:
@@ -43,13 +50,15 @@ def adapt(
     from tintformer.learning.text import encode, find_tokenizer, read_text
     from tintformer.storage.whole_files import check_file
 
+    held_out = train_fraction is not None or train_tokens is not None
+    split = Split(train_fraction=train_fraction, train_tokens=train_tokens) if held_out else None
     rule.build()
     check_file(output)
     contents = [read_text(text, each) for each in file or [None]]
     with warnings_as_lines():
         auxiliary, tokenizer = open_model(model, dtype), find_tokenizer(model)
-        input_ids, attention_mask = pad([encode(tokenizer, content) for content in contents])
-        record = train_and_save(auxiliary, rule, input_ids, attention_mask, output)
+        input_ids, attended = pad([encode(tokenizer, content) for content in contents])
+        record = train_and_save(auxiliary, rule, input_ids, attended, training_part(attended, split), output)
     if json:
         print_json(record)
     else:
@@ -57,26 +66,46 @@ def adapt(
 
 
 def train_and_save(
-    auxiliary: Auxiliary, options: RuleOptions, input_ids: torch.Tensor, attended: torch.Tensor, output: Path
+    auxiliary: Auxiliary,
+    options: RuleOptions,
+    input_ids: torch.Tensor,
+    attended: torch.Tensor,
+    train: torch.Tensor,
+    output: Path,
 ) -> dict[str, Any]:
-    """Learn one update from all rows, write it, and say how the loss on them changed."""
+    """Learn one update from all rows, write it, and say how the loss changed: of what is held out, or else of all."""
     from tintformer.learning.tint import Tint
     from tintformer.learning.tuned import Tuned
 
-    rule, choice = choose_rule(options, auxiliary, input_ids, attended, together=True, attention_mask=attended)
-    tuned = Tint(auxiliary, rule).adapt(input_ids, attention_mask=attended)
-    before = Tuned.untrained(auxiliary).score(input_ids, attention_mask=attended)
-    after = tuned.score(input_ids, attention_mask=attended)
-    assert before.loss is not None and after.loss is not None
+    rule, choice = choose_rule(options, auxiliary, input_ids, train, together=True, attention_mask=attended)
+    tuned = Tint(auxiliary, rule).adapt(input_ids, train_mask=train, attention_mask=attended)
+    held_out = attended & ~train
+    doing("scoring before and after")
+    before, after = (
+        model.score(input_ids, score_mask=held_out if held_out.any() else None, attention_mask=attended).loss
+        for model in (Tuned.untrained(auxiliary), tuned)
+    )
+    assert before is not None and after is not None
     tuned.save(output)
     return {
         **provenance(auxiliary, rule, choice),
         "texts": len(input_ids),
-        "train_tokens": int(attended.sum()),
-        **losses_record(float(before.loss), float(after.loss)),
+        "train_tokens": int(train.sum()),
+        "held_out_tokens": int(held_out.sum()),
+        **losses_record(float(before), float(after)),
         "output": str(output),
         "bytes": output.stat().st_size,
     }
+
+
+def training_part(attended: torch.Tensor, split: Split | None) -> torch.Tensor:
+    """The first tokens of each text by the split; without one, all tokens."""
+    import torch
+
+    if split is None:
+        return attended
+    num_train = torch.tensor([[split.of(int(row.sum()))] for row in attended])
+    return attended & (torch.arange(attended.shape[1]) < num_train)
 
 
 def pad(texts: list[Encoded]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,6 +123,8 @@ def pad(texts: list[Encoded]) -> tuple[torch.Tensor, torch.Tensor]:
 def print_adapt(record: dict[str, Any]) -> None:
     """The record for people."""
     texts = "1 text" if record["texts"] == 1 else f"{record['texts']} texts"
-    print_losses(record, f"{record['model']}, {texts}, {record['train_tokens']} tokens, all of them trained on")
+    held_out = record["held_out_tokens"]
+    how = f"evaluated on the other {held_out}" if held_out else "all of them, and evaluated on the same"
+    print_losses(record, f"{record['model']}, {texts}, trained on {record['train_tokens']} tokens, {how}")
     print_rate(record)
     say(f"wrote {record['output']} ({record['bytes'] / 1e6:.1f} MB); use it with `tint run --adapted`")

@@ -24,6 +24,7 @@ from tintformer.cli import (
     sweep,
     verify,
 )
+from tintformer.console import working
 from tintformer.version import __version__
 
 app = typer.Typer(
@@ -49,6 +50,19 @@ app.command("fetch")(fetch.fetch)
 app.command("bench")(bench.bench)
 app.add_typer(evaluate.evaluate, name="eval")
 app.command("lm-eval", no_args_is_help=True, context_settings=lm_eval.PASS_ON)(lm_eval.lm_eval)
+
+
+def _announce(group: typer.Typer) -> None:
+    """Have every command show at once that it works: what it imports takes seconds."""
+    for command in group.registered_commands:
+        assert command.callback is not None
+        command.callback = working("starting")(command.callback)
+    for inner in group.registered_groups:
+        assert inner.typer_instance is not None
+        _announce(inner.typer_instance)
+
+
+_announce(app)
 
 
 def _print_version(wanted: bool) -> None:

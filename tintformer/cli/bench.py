@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from tintformer.cli.options import Json
-from tintformer.console import print_json, print_table, progress_bar, say
+from tintformer.console import doing, print_json, print_table, say
 
 QUICK: dict[str, Any] = {
     "models": ("tiny",),
@@ -72,11 +72,10 @@ def bench(
     if output is not None:
         check_output(output)
     records: list[dict[str, Any]] = []
-    with progress_bar() as progress:
-        for measured in measure(settings, progress):
-            records += measured
-            if output is not None:
-                save(records, output)  # after each case: hours of measuring survive an interruption
+    for measured in measure(settings, doing):
+        records += measured
+        if output is not None:
+            save(records, output)  # after each case: hours of measuring survive an interruption
     if json:
         print_json(records)
         return

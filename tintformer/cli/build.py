@@ -20,7 +20,7 @@ from tintformer.cli.options import (
     with_rule_options,
 )
 from tintformer.cli.rule_setup import choose_rule, open_model, print_rate, provenance, warnings_as_lines
-from tintformer.console import print_json, print_table, say
+from tintformer.console import doing, print_json, print_table, say
 from tintformer.errors import InputError, LoadError
 
 if TYPE_CHECKING:
@@ -55,7 +55,9 @@ def build(
     with warnings_as_lines():
         auxiliary = open_model(model, dtype)
         settled, choice = _settle(auxiliary, rule, model, text, file)
+        doing(f"building the simulator of {model}")
         simulator = _construct(auxiliary, settled, knobs)
+        doing(f"writing {output}")
         _write(simulator, model, output, full=full)
     record = {**provenance(auxiliary, settled, choice), **_sizes(simulator, output)}
     if json:

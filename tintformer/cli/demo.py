@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,15 +10,23 @@ import typer
 
 from tintformer.cli.options import Json
 from tintformer.cli.rule_setup import open_model, warnings_as_lines
-from tintformer.console import print_json, print_table, progress_bar, say
+from tintformer.console import doing, print_json, say
 from tintformer.learning.split import Split
 
 if TYPE_CHECKING:
+    import torch
+
     from tintformer.auxiliary.description import Auxiliary
+    from tintformer.execution.output import TintOutput
+    from tintformer.rule.learning_rule import LearningRule
 
 GAINS = 5
 """Tokens listed of those that gained most."""
 REPORTS = Path("tint-demo")
+WIDEST = len("inside the pass, constructed simulator")
+"""Characters of the longest name of a way to score the rest of a text."""
+Tell = Callable[[str], None]
+"""Prints a line as soon as it is known."""
 
 
 def demo(
@@ -41,21 +49,21 @@ def demo(
     for place in places.values():
         check_place(place)
     results: list[dict[str, Any]] = []
-    with warnings_as_lines(), progress_bar() as progress:
+    tell: Tell = (lambda _: None) if json else say
+    with warnings_as_lines():
         for model in BUNDLED:
             auxiliary, tokenizer = open_model(model, "float32"), find_tokenizer(model)
             for text in TEXTS:
-                progress(f"{model} reads {text}", len(results) / (len(BUNDLED) * len(TEXTS)))
-                results.append(show(auxiliary, tokenizer, text, places.get((model, text))))
+                doing(f"{model} reads {text}")
+                results.append(show(auxiliary, tokenizer, text, places.get((model, text)), tell))
+                tell("")
     if json:
         print_json(results)
-    else:
-        for result in results:
-            _print(result)
-        for result in results:
-            say(_in_one_line(result))
-        if places and not has_matplotlib():
-            say(f"the reports are {WITHOUT_FIGURES}")
+        return
+    for result in results:
+        say(_in_one_line(result))
+    if places and not has_matplotlib():
+        say(f"the reports are {WITHOUT_FIGURES}")
 
 
 def check_place(directory: Path) -> None:
@@ -65,42 +73,33 @@ def check_place(directory: Path) -> None:
     check_directory(directory)
 
 
-def show(auxiliary: Auxiliary, tokenizer: Any, name: str, output: Path | None) -> dict[str, Any]:
-    """One model on one text: losses four ways, how far they agree, and how large everything is."""
+def show(auxiliary: Auxiliary, tokenizer: Any, name: str, output: Path | None, tell: Tell) -> dict[str, Any]:
+    """One model on one text: losses four ways, how far they agree, and how large everything is; each told at once."""
     import torch
 
     from tintformer.analysis.paper_formula import Formula
     from tintformer.bundled import read_text
     from tintformer.learning.rate_selection import choose_rate
     from tintformer.learning.text import encode
-    from tintformer.learning.tint import Tint
     from tintformer.rule.learning_rule import LearningRule
-    from tintformer.simulator.simulator import build
 
     text = read_text(name)
     encoded = encode(tokenizer, text)
     ids = torch.tensor([encoded.input_ids])
-    num_train = Split().of(ids.shape[1])
-    train = torch.arange(ids.shape[1])[None] < num_train
+    num_tokens = ids.shape[1]
+    num_train = Split().of(num_tokens)
+    train = torch.arange(num_tokens)[None] < num_train
     choice = choose_rate(auxiliary, LearningRule(learning_rate=0.0), ids, train)
     rule = LearningRule(learning_rate=choice.rate)
-    fast = Tint(auxiliary, rule)(ids, train_mask=train, before=True, logits="evaluation")
-    simulator = build(auxiliary, rule)
-    built = simulator(ids, train_mask=train, logits="evaluation")
-    assert fast.loss is not None and fast.loss_before is not None and built.loss is not None
+    tell(f"{auxiliary.name} reads {name}: {num_train} of {num_tokens} tokens trained on, rate {choice.rate:.2g}")
+    losses, fast, built, structural = score_four_ways(auxiliary, rule, ids, num_train, tell)
     assert fast.token_loss_before is not None and fast.logits is not None and built.logits is not None
-    losses = {
-        "the model as it is": float(fast.loss_before),
-        "explicit fine-tuning": explicit_loss(auxiliary, ids, num_train),
-        "inside the pass, fast engine": float(fast.loss),
-        "inside the pass, constructed simulator": float(built.loss),
-    }
     gains = (fast.token_loss_before - fast.token_loss)[0]
     best = distinct_words(encoded.tokens, gains.argsort(descending=True).tolist())[:GAINS]
     result = {
         "model": auxiliary.name,
         "text": name,
-        "tokens": ids.shape[1],
+        "tokens": num_tokens,
         "train_tokens": num_train,
         "learning_rate": rule.learning_rate,
         "losses": losses,
@@ -108,17 +107,49 @@ def show(auxiliary: Auxiliary, tokenizer: Any, name: str, output: Path | None) -
         "engines_differ_by": float((fast.logits - built.logits).abs().max()),
         "cosine": cosine(auxiliary, ids, train),
         "auxiliary": auxiliary.model.num_parameters(),
-        "simulator": simulator.num_structural,
+        "simulator": structural,
         "paper": Formula.of(auxiliary.model.config).total,
         "gained_most": [{"token": shown, "nats": float(gains[at])} for shown, at in best],
         "report": None,
     }
+    for line in _comparisons(result):
+        tell(line)
     if output is not None:
         from tintformer.report import collect, write
 
+        doing(f"{auxiliary.name} reads {name}: drawing the report")
         found = collect(auxiliary, rule, text, encoded, tokenizer, train_tokens=num_train, choice=choice)
         result["report"] = str(write(found, output))
+        tell(f"report: {result['report']}")
     return result
+
+
+def score_four_ways(
+    auxiliary: Auxiliary, rule: LearningRule, ids: torch.Tensor, num_train: int, tell: Tell
+) -> tuple[dict[str, float], TintOutput, TintOutput, int]:
+    """Losses of the rest of a text by way, what the engine and the simulator return, and the simulator's size."""
+    import torch
+
+    from tintformer.learning.tint import Tint
+    from tintformer.simulator.simulator import build
+
+    losses: dict[str, float] = {}
+
+    def found(way: str, loss: Any, then: str) -> None:
+        losses[way] = float(loss)
+        perplexity = float(torch.tensor(losses[way]).exp())
+        tell(f"  {way:{WIDEST}}  {losses[way]:.4f} nats per token, perplexity {perplexity:.2f}")
+        doing(f"{auxiliary.name}: {then}")
+
+    train = torch.arange(ids.shape[1])[None] < num_train
+    fast = Tint(auxiliary, rule)(ids, train_mask=train, before=True, logits="evaluation")
+    found("the model as it is", fast.loss_before, "explicit fine-tuning")
+    found("explicit fine-tuning", explicit_loss(auxiliary, ids, num_train), "the fast engine")
+    found("inside the pass, fast engine", fast.loss, "building the simulator")
+    simulator = build(auxiliary, rule)
+    built = simulator(ids, train_mask=train, logits="evaluation")
+    found("inside the pass, constructed simulator", built.loss, "comparing gradients")
+    return losses, fast, built, simulator.num_structural
 
 
 def distinct_words(tokens: Sequence[str], order: Sequence[int]) -> list[tuple[str, int]]:
@@ -167,27 +198,15 @@ def cosine(auxiliary: Auxiliary, ids: Any, train: Any) -> float:
     return float(torch.cosine_similarity(left, right, dim=0))
 
 
-def _print(result: dict[str, Any]) -> None:
-    title = (
-        f"{result['model']} reads {result['text']}: {result['train_tokens']} of {result['tokens']} tokens trained on, "
-        f"rate {result['learning_rate']:.2g}"
-    )
-    rows = [
-        {"the rest of the text, scored by": way, "nats per token": f"{loss:.4f}", "perplexity": f"{perplexity:.2f}"}
-        for (way, loss), perplexity in zip(result["losses"].items(), result["perplexities"].values(), strict=True)
-    ]
-    print_table(rows, title=title)
-    say(f"fast engine and simulator: logits differ by {result['engines_differ_by']:.1e} at most")
-    say(f"simulated and true gradient: cosine {result['cosine']:.3f} over all block parameters")
-    say(
+def _comparisons(result: dict[str, Any]) -> Iterator[str]:
+    yield f"fast engine and simulator: logits differ by {result['engines_differ_by']:.1e} at most"
+    yield f"simulated and true gradient: cosine {result['cosine']:.3f} over all block parameters"
+    yield (
         f"sizes: model {result['auxiliary']:,}, simulator's structure {result['simulator']:,} "
         f"(the paper's construction: {result['paper']:,})"
     )
     gained = ", ".join(f"{each['token']} {each['nats']:.2f}" for each in result["gained_most"])
-    say(f"gained most, in nats: {gained}")
-    if result["report"]:
-        say(f"report: {result['report']}")
-    say()
+    yield f"gained most, in nats: {gained}"
 
 
 def _in_one_line(result: dict[str, Any]) -> str:

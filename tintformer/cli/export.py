@@ -19,7 +19,7 @@ from tintformer.cli.rule_setup import (
     provenance,
     warnings_as_lines,
 )
-from tintformer.console import print_json, print_table, say
+from tintformer.console import doing, print_json, print_table, say
 from tintformer.errors import InputError
 from tintformer.learning.split import Split
 
@@ -77,8 +77,10 @@ def export(
         num_tokens = tokens if tokens is not None else TOKENS if encoded is None else len(encoded.input_ids)
         ids, attended, trains = _example(auxiliary, encoded, num_tokens)
         settled, choice = choose_rule(rule, auxiliary, ids, trains.bool(), attention_mask=attended)
+        doing("tracing the pass")
         portable = _portable(auxiliary, settled, num_tokens, engine, updates=updates, loop=loop, stack=stack)
         exported = export_pass(portable, num_tokens, dynamic_batch=dynamic_batch)
+        doing("running the graph")
         difference = _difference(portable, exported, (ids, attended, trains))
         written = _write(exported, output, None if encoded is None else (encoded, ids, attended, trains))
     record = {

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from tintformer.cli.options import Json
-from tintformer.console import print_json, print_table, say
-from tintformer.errors import InputError
+from tintformer.console import doing, print_json, print_table, say
+from tintformer.errors import InputError, nearest
 from tintformer.storage.foreign_text import user_path
 
 SourceKind = Literal["data", "package", "bundled", "hub"]
@@ -42,6 +42,7 @@ def fetch(
         kind_of(name)
     outcomes: list[dict[str, str]] = []
     for name in dict.fromkeys(names):
+        doing(f"fetching {name}")
         outcome = fetch_by_name(name)
         outcomes.append(outcome)
         if not json:
@@ -67,8 +68,10 @@ def kind_of(name: str) -> SourceKind:
     if user_path(name).exists():
         raise InputError(f"{name} is here already, as a file or directory; use it as it is, there is nothing to fetch")
     if not is_hub_id(name):
+        near = nearest(name, (*shipped(), *PACKAGES, *BUNDLED))
         raise InputError(
-            f"{name!r} is neither a name of `tint fetch --list` nor an id of the hub such as gpt2; check its spelling"
+            f"{name!r} is neither a name of `tint fetch --list` nor an id of the hub such as gpt2; check its "
+            f"spelling{near}"
         )
     return "hub"
 

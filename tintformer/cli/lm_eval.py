@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import json as json_format
 import sys
 from argparse import ArgumentParser
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
 
 from tintformer.cli.evaluate.eval_run import started
+from tintformer.cli.options import Json
+from tintformer.console import doing, hand_over, print_json
 from tintformer.errors import InputError
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -30,6 +34,7 @@ def lm_eval(
         int | None, typer.Option(help="Test examples of each of our tasks, as many of each label; default: 200.")
     ] = None,
     variant: Annotated[str | None, typer.Option(help="Another prompt of our tasks' descriptions.")] = None,
+    json: Json = False,
 ) -> None:
     """Run the lm-evaluation-harness with the model `tint`, which learns from every context, and the paper's tasks.
 
@@ -38,6 +43,7 @@ def lm_eval(
     """
     if find_spec("lm_eval") is None:
         raise InputError("lm-eval is not installed; pip install 'tintformer[eval]'")
+    doing("loading the harness")
     with started() as processes:
         from lm_eval.__main__ import cli_evaluate
 
@@ -49,28 +55,45 @@ def lm_eval(
         if not any(argument.startswith("--include_path") for argument in arguments):
             arguments += ["--include_path", str(TASKS)]
         if settings:
-            arguments += ["--metadata", json.dumps(settings)]
-        with _results_whole(arguments, written=processes.is_first) as words:
+            arguments += ["--metadata", json_format.dumps(settings)]
+        with _results_whole(arguments, written=processes.is_first, read=json) as (words, folder):
             sys.argv = ["lm_eval", *words]
-            cli_evaluate()
+            hand_over("running the harness")
+            # It prints tables, and has no way to print anything else.
+            with redirect_stdout(StringIO()) if json else nullcontext():
+                cli_evaluate()
+            if json and processes.is_first:
+                print_json(_read_results(folder))
 
 
 @contextmanager
-def _results_whole(arguments: list[str], *, written: bool) -> Generator[list[str]]:
-    """The arguments with another place for the results, which move to the user's when the harness has written all."""
+def _results_whole(arguments: list[str], *, written: bool, read: bool) -> Generator[tuple[list[str], Path | None]]:
+    """The arguments with another place for the results, which move to the user's when the harness has written all.
+
+    Results that are `read` are written in any case, and go away if nobody asked for them.
+    """
     from tintformer.storage.whole_files import check_directory, whole_files
 
     parser = ArgumentParser(add_help=False)
     parser.add_argument("--output_path", "-o")
     found, others = parser.parse_known_args(arguments)
     if not found.output_path:
-        yield arguments
+        with TemporaryDirectory() if read else nullcontext() as temporary:
+            yield ([*arguments, "--output_path", temporary], Path(temporary)) if temporary else (arguments, None)
         return
     place = Path(found.output_path)
     name = place.name if place.suffix == ".json" else ""  # of a file the harness takes the name, and adds the time
     directory = place.parent if name else place
     check_directory(directory, [f"{place.stem}_{'0' * len('2000-01-01T00-00-00.000000')}.json"] if name else ())
     with whole_files(directory) as folder:
-        yield [*others, "--output_path", str(folder / name)]
+        yield [*others, "--output_path", str(folder / name)], folder
         if written and not any(folder.iterdir()):  # the harness goes on after a full disk
             raise InputError(f"the harness could not write its results into {directory}; its warning says why")
+
+
+def _read_results(folder: Path | None) -> Any:
+    """What the harness has written of a run as a whole; samples are in files of their own kind."""
+    files = [] if folder is None else sorted(folder.rglob("*.json"))
+    if not files:
+        raise InputError("the harness has written no results; what it says above is the reason")
+    return json_format.loads(files[-1].read_text(encoding="utf-8"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ import typer
 
 from tintformer.errors import RuleError, brief
 from tintformer.rule.learning_rule import PRESETS, LearningRule
+from tintformer.typed_fields import attribute_docstrings
 
 AUTO = "auto"
 MAX_RATE = 1e38
@@ -33,6 +33,9 @@ Model = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+TokensOption = Annotated[
+    int | None, typer.Option("--tokens", min=4, help="Use at most so many tokens of the text; all by default.")
+]
 Text = Annotated[str | None, typer.Argument(help="The text; - reads standard input.", show_default=False)]
 SIMULATOR_PANEL = "Simulator"
 
@@ -148,33 +151,27 @@ def _rule_parameters() -> dict[str, inspect.Parameter]:
     texts = attribute_docstrings(LearningRule)
     texts["learning_rate"] += f" {AUTO}, the default, tries a few on the last fifth of the training part."
     kinds: dict[str, Any] = {**get_type_hints(LearningRule), "learning_rate": str}
-    preset = _parameter("preset", str, f"Where the options below start from: {', '.join(PRESETS)} (SGD).")
-    return {"preset": preset, **{name: _parameter(name, kind, texts[name]) for name, kind in kinds.items()}}
+    preset = _parameter("preset", str, f"Where the options below start from: {', '.join(PRESETS)} (SGD).", "default")
+    # Shown where it is the same whatever the preset.
+    rules = [make(learning_rate=0.0) for make in PRESETS.values()]
+    values = {name: {getattr(rule, name) for rule in rules} for name in kinds}
+    defaults = {name: str(*found) for name, found in values.items() if len(found) == 1 and None not in found}
+    defaults |= {"learning_rate": AUTO, "layers": "all"}
+    parameters = {name: _parameter(name, kind, texts[name], defaults.get(name)) for name, kind in kinds.items()}
+    return {"preset": preset, **parameters}
 
 
-def _parameter(name: str, hint: Any, text: str) -> inspect.Parameter:
+def _parameter(name: str, hint: Any, text: str, default: str | None) -> inspect.Parameter:
     """An option that is None unless given. Names are checked by the rule, which says so in one clear line."""
     kind = get_args(hint)[0] if isinstance(hint, UnionType) else hint
     if get_origin(kind) is Literal:
         kind, text = str, f"{text} One of {', '.join(get_args(hint))}."
     # What `full` switches on needs no --no-form: it can be spelt out from the default.
     flag = f"--{name.replace('_', '-')}"
-    option = typer.Option(flag, help=text, show_default=False, rich_help_panel="Learning rule")
+    option = typer.Option(flag, help=text, show_default=default or False, rich_help_panel="Learning rule")
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )
-
-
-def attribute_docstrings(owner: type) -> dict[str, str]:
-    """The text below each attribute in the source of a class, on one line and without backticks."""
-    body = ast.parse(inspect.getsource(owner)).body[0]
-    assert isinstance(body, ast.ClassDef)
-    texts: dict[str, str] = {}
-    for attribute, below in zip(body.body, body.body[1:], strict=False):
-        if isinstance(attribute, ast.AnnAssign) and isinstance(attribute.target, ast.Name):
-            text = ast.literal_eval(below.value) if isinstance(below, ast.Expr) else ""
-            texts[attribute.target.id] = " ".join(text.split()).replace("`", "")
-    return texts
 
 
 def _construction_knobs(given: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tintformer.cli.options import BeyondContext, Dtype, Json, Model, RuleOptions, Text, with_rule_options
+from tintformer.cli.options import (
+    BeyondContext,
+    Dtype,
+    Json,
+    Model,
+    RuleOptions,
+    Text,
+    TokensOption,
+    with_rule_options,
+)
 from tintformer.cli.rule_setup import (
     choose_rule,
     losses_record,
@@ -18,7 +27,7 @@ from tintformer.cli.rule_setup import (
     provenance,
     warnings_as_lines,
 )
-from tintformer.console import print_json, say
+from tintformer.console import doing, print_json, say
 from tintformer.learning.split import TRAIN_FRACTION, Split
 
 if TYPE_CHECKING:
@@ -37,6 +46,7 @@ def report(
         float | None, typer.Option(help=f"Share of the text that is trained on; {TRAIN_FRACTION} by default.")
     ] = None,
     train_tokens: Annotated[int | None, typer.Option(help="Number of tokens that are trained on, instead.")] = None,
+    tokens: TokensOption = None,
     engine: Annotated[str, typer.Option(help="fast, simulator, reference or oracle; they agree.")] = "fast",
     dtype: Dtype = "float32",
     cosine: Annotated[
@@ -51,8 +61,6 @@ def report(
     json: Json = False,
 ) -> None:
     """Do what `tint run` does, and write a page that shows what changed, token by token and inside of the model."""
-    from rich.console import Console
-
     from tintformer.auxiliary.generation import check_context_length
     from tintformer.learning.text import encode, find_tokenizer, read_text
     from tintformer.report import check_directory, collect, write
@@ -65,28 +73,26 @@ def report(
         import torch
 
         auxiliary, tokenizer = open_model(model, dtype), find_tokenizer(model)
-        encoded = encode(tokenizer, content)
+        encoded = encode(tokenizer, content).first(tokens)
         check_context_length(auxiliary, len(encoded.input_ids), beyond_context)
         input_ids = torch.tensor([encoded.input_ids])
         num_train = split.of(len(encoded.input_ids))
         train_mask = torch.arange(len(encoded.input_ids))[None] < num_train
         settled, choice = choose_rule(rule, auxiliary, input_ids, train_mask, engine=engine)
-        # Silent where nobody watches: bad input that is found out here must stay one line.
-        with Console(stderr=True).status("") as status:
-            found = collect(
-                auxiliary,
-                settled,
-                content,
-                encoded,
-                tokenizer,
-                train_tokens=num_train,
-                engine=engine,
-                choice=choice,
-                cosine=cosine,
-                progress=lambda doing, _: status.update(doing),
-            )
-            status.update("drawing")
-            path = write(found, output)
+        found = collect(
+            auxiliary,
+            settled,
+            content,
+            encoded,
+            tokenizer,
+            train_tokens=num_train,
+            engine=engine,
+            choice=choice,
+            cosine=cosine,
+            progress=lambda text, _: doing(text),
+        )
+        doing("drawing")
+        path = write(found, output)
     record = {**report_record(found), "output": str(path), "figures": _figures(output)}
     if json:
         print_json(record)

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from tintformer.cli.options import DTYPES, RuleOptions
-from tintformer.console import complain, print_table, say
+from tintformer.console import complain, doing, print_table, say
 from tintformer.errors import LoadError, TintWarning, brief
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def warnings_as_lines(gather: Callable[[list[str]], list[str]] = lambda messages
 def open_model(name: str, dtype: str) -> Auxiliary:
     """Load a model without the chatter of the libraries, unless this machine could never run it."""
     check_dtype(dtype)
+    doing(f"loading {name}")
     quiet_libraries()
     import torch
 
@@ -80,26 +81,23 @@ def choose_rule(
     rule = options.build()
     if not options.auto:
         return rule, None
-    from rich.console import Console
-
     from tintformer.learning.rate_selection import RatePoint, choose_rate
 
-    console = Console(stderr=True)
-    with console.status("choosing a learning rate") as status:
+    def show(point: RatePoint) -> None:
+        doing(f"choosing a learning rate: {point.rate:.3g} gives {point.loss:.4f} nats")
 
-        def show(point: RatePoint) -> None:
-            status.update(f"choosing a learning rate: {point.rate:.3g} gives {point.loss:.4f} nats")
-
-        choice = choose_rate(
-            auxiliary,
-            rule,
-            input_ids,
-            train_mask,
-            engine=engine,
-            together=together,
-            attention_mask=attention_mask,
-            on_point=show if console.is_terminal else None,
-        )
+    doing("choosing a learning rate")
+    choice = choose_rate(
+        auxiliary,
+        rule,
+        input_ids,
+        train_mask,
+        engine=engine,
+        together=together,
+        attention_mask=attention_mask,
+        on_point=show,
+    )
+    doing(f"learning at rate {choice.rate:.3g}")
     return replace(rule, learning_rate=choice.rate), choice
 
 

@@ -14,6 +14,7 @@ from tintformer.cli.options import (
     Model,
     RuleOptions,
     Text,
+    TokensOption,
     given_names,
     with_construction_options,
     with_rule_options,
@@ -49,12 +50,15 @@ def run(
         float | None, typer.Option(help=f"Share of the text that is trained on; {TRAIN_FRACTION} by default.")
     ] = None,
     train_tokens: Annotated[int | None, typer.Option(help="Number of tokens that are trained on, instead.")] = None,
+    tokens: TokensOption = None,
     adapted: Annotated[
         Path | None, typer.Option(help="Use an update of `tint adapt` and train no further: all of the text is scored.")
     ] = None,
     engine: Annotated[str, typer.Option(help="fast, simulator, reference or oracle; they agree.")] = "fast",
     dtype: Dtype = "float32",
-    generate: Annotated[int, typer.Option(min=0, help="Continue the text by so many tokens, greedily.")] = 0,
+    generate: Annotated[
+        int, typer.Option(min=0, help="Continue the text by so many tokens, greedily, before and after.")
+    ] = 0,
     top: Annotated[int, typer.Option(min=0, help="How many of the most changed tokens to show.")] = 8,
     beyond_context: BeyondContext = False,
     json: Json = False,
@@ -83,12 +87,15 @@ def run(
                 settle=lambda ids, train: choose_rule(rule, auxiliary, ids, train, engine=engine),
                 engine=engine,
                 options=knobs,
+                tokens=tokens,
                 generate=generate,
                 beyond_context=beyond_context,
             )
         else:
             update = Tuned.load(adapted, auxiliary)
-            result = score_text(auxiliary, content, update, generate=generate, beyond_context=beyond_context)
+            result = score_text(
+                auxiliary, content, update, tokens=tokens, generate=generate, beyond_context=beyond_context
+            )
     record = run_record(result, adapted, top)
     if json:
         print_json(record)
@@ -107,6 +114,7 @@ def run_record(result: LearnResult, adapted: Path | None, top: int) -> dict[str,
         "evaluation_tokens": result.evaluation_tokens,
         **losses_record(result.loss_before, result.loss),
         "tokens": most_changed(result, top),
+        "continuation_before": None if result.continuation is None else result.continuation.before,
         "continuation": None if result.continuation is None else result.continuation.after,
     }
 
@@ -149,9 +157,7 @@ def print_run(record: dict[str, Any]) -> None:
     if adapted is None:
         print_rate(record)
     if (made := record["construction"]) is not None:
-        print(
-            f"simulator: layout {made['layout']}, attention {made['attention']}, transposition {made['transposition']}"
-        )
+        say(f"simulator: layout {made['layout']}, attention {made['attention']}, transposition {made['transposition']}")
     if record["tokens"]:
         rows = [
             {
@@ -166,4 +172,5 @@ def print_run(record: dict[str, Any]) -> None:
         say("tokens with the largest change of loss")
         print_table(rows)
     if record["continuation"] is not None:
-        say(f"continuation: {record['continuation']}")
+        say(f"continuation before: {record['continuation_before']}")
+        say(f"continuation after: {record['continuation']}")

@@ -16,7 +16,7 @@ from tintformer.cli.options import (
     with_construction_options,
 )
 from tintformer.cli.rule_setup import open_model, warnings_as_lines
-from tintformer.console import print_json, print_table, progress_bar, say
+from tintformer.console import doing, print_json, print_table, say
 from tintformer.learning.split import TRAIN_FRACTION, Split
 
 if TYPE_CHECKING:
@@ -84,11 +84,11 @@ def verify(
         theorems=theorems,
     )
     content = TEXT if text is None and file is None else read_text(text, file)
-    with warnings_as_lines(), progress_bar() as progress:
+    with warnings_as_lines():
         auxiliary = open_model(model, dtype)
         input_ids = encode_for(auxiliary, model, content, tokens)
         train_mask = _first(input_ids, split)
-        report = run_verify(auxiliary, input_ids, train_mask, subject, settings, layers=layers, progress=progress)
+        report = run_verify(auxiliary, input_ids, train_mask, subject, settings, layers=layers, progress=doing)
     if json:
         print_json(report.record())
     else:

@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from tintformer.auxiliary.description import Auxiliary
-from tintformer.errors import InputError
+from tintformer.errors import InputError, brief, nearest
 from tintformer.execution.batch import Batch
 from tintformer.execution.executor import Executor
 from tintformer.execution.hook_points import HookPoint, Listener, ObservedExecutor, When, rehearse
@@ -23,8 +23,25 @@ from tintformer.typed_fields import checked, shown
 X = TypeVar("X")
 HookFunction = Callable[[Tensor, HookPoint], Tensor | None]
 """Given a value and its point; what it returns, if anything, takes the value's place."""
-Seen = dict[tuple[When, str], Tensor]
-"""Values by point: `seen["after", "blocks.3.down.output"]`, `seen[1, "blocks.3.down.gradient"]`."""
+
+
+class NotSeenError(InputError, KeyError):
+    """A point of which there is no value among those that were kept."""
+
+    __str__ = Exception.__str__  # that of KeyError would put the sentence into quotes
+
+
+class Seen(dict[tuple[When, str], Tensor]):
+    """Values by point: `seen["after", "blocks.3.down.output"]`, `seen[1, "blocks.3.down.gradient"]`."""
+
+    def __missing__(self, point: Any) -> Tensor:
+        if not self:
+            raise NotSeenError(f"nothing was seen at {brief(point)}: run a pass inside of the context")
+        near = nearest(point, (repr((when, name)) for when, name in self))
+        raise NotSeenError(
+            f"nothing was seen at {brief(point)}: what was seen are the keys of this dict, and a block that does not "
+            f"learn has no gradients{near}"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +99,8 @@ class Hooks:
             # A mistyped pattern would watch nothing, and an empty result looks like a finding.
             if not any(map(hook.stands_at, points)):
                 place = "" if hook.when is None else f" with when={hook.when!r}"
-                raise InputError(f"no hook point fits {hook.pattern!r}{place}; points() lists them all")
+                near = nearest(hook.pattern, (point.name for point in points))
+                raise InputError(f"no hook point fits {hook.pattern!r}{place}; points() lists them all{near}")
         # In place and one by one, which threads cannot tear apart as they can a list that is made anew.
         self._hooks.extend(hooks)
         try:
@@ -131,7 +149,7 @@ class Watchable:
             when: Restricts the pass: "before" learning, the number of a step from 1, "after" the last one, or "below"
                 for the embedding and the blocks that do not learn; None for all.
         """
-        seen: Seen = {}
+        seen = Seen()
 
         def keep(value: Tensor, point: HookPoint) -> None:
             seen[point] = value

@@ -15,7 +15,7 @@ from torch import Tensor
 from tintformer.errors import InputError, TintError
 from tintformer.execution.batch import Batch
 from tintformer.rule.head import token_loss
-from tintformer.typed_fields import checked
+from tintformer.typed_fields import checked, explained
 
 Logits = Literal["all", "evaluation", "none"]
 
@@ -85,6 +85,7 @@ class RowUpdates:
         return RowUpdates, (None,)
 
 
+@explained
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TintOutput:
     """What a pass predicts after learning (and before, if asked), and what it learnt."""
@@ -105,6 +106,15 @@ class TintOutput:
     loss_before: Float[Tensor, ""] | None = None
     """`loss` of the model before learning; None unless asked for."""
     _updates: RowUpdates = field(repr=False)
+
+    def __repr__(self) -> str:
+        rows, tokens = self.token_loss.shape
+        losses = [loss for loss in (self.loss_before, self.loss) if loss is not None]
+        nats = " -> ".join(f"{float(loss):.4f}" for loss in losses)
+        perplexity = " -> ".join(f"{float(loss.exp()):.2f}" for loss in losses)
+        found = f": loss {nats} nats per token, perplexity {perplexity}" if losses else ""
+        logits = "no logits" if self.logits is None else f"logits {list(self.logits.shape)}"
+        return f"<TintOutput of {rows} x {tokens} tokens, {int(self.evaluation_mask.sum())} evaluated{found}; {logits}>"
 
     @classmethod
     def of(cls, batch: Batch, result: EngineResult) -> TintOutput:

@@ -45,6 +45,7 @@ DECIDES_NOTHING = {
     "auxiliary.tokens": "turns texts into tokens, which are in a record's identity",
     "auxiliary.generation": "continues texts; no unit does",
     "bundled": "says where files lie; weights and texts are in a record's identity by their content",
+    "console": "says what is being done",
     "errors": "says what went wrong; a result with an error is not kept",
     "threads": "says how threads wait for work",
     "typed_fields": "refuses settings of a wrong type; what is kept is a result",

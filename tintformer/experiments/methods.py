@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tintformer.errors import InputError, brief
+from tintformer.errors import InputError, brief, nearest
 from tintformer.experiments import lora
 from tintformer.experiments.lora import Lora
 from tintformer.rule.learning_rule import LearningRule
@@ -69,7 +69,8 @@ def find_methods(names: tuple[str, ...]) -> dict[str, Method]:
     """Methods by name, in the order of the table; one that takes another's rate comes after that one."""
     unknown = [name for name in names if name not in METHODS]
     if unknown:
-        raise InputError(f"unknown method {brief(unknown[0])}; choose from {', '.join(METHODS)}")
+        near = nearest(unknown[0], METHODS)
+        raise InputError(f"unknown method {brief(unknown[0])}; choose from {', '.join(METHODS)}{near}")
     missing = [name for name in names if METHODS[name].rate_of not in (None, *names)]
     if missing:
         raise InputError(f"{missing[0]} takes the rate of {METHODS[missing[0]].rate_of}; add that method")

@@ -16,7 +16,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tintformer.errors import InputError, brief, cause, listed
+from tintformer.console import hand_over
+from tintformer.errors import InputError, brief, cause, listed, nearest
 from tintformer.storage.cache_paths import rows_file
 from tintformer.storage.foreign_files import check_regular, parse_foreign_json
 from tintformer.storage.foreign_text import MAX_TEXT, check_characters, read_bytes, user_path
@@ -42,7 +43,10 @@ def read_description(name: str) -> tuple[dict[str, Any], str]:
         path = user_path(name)
         return _mapping(read_bytes(path, MAX_YAML, "a YAML file"), str(path)), str(path)
     if name not in shipped():
-        raise InputError(f"{brief(name)} is unknown; give the path of a YAML file or one of {', '.join(shipped())}")
+        raise InputError(
+            f"{brief(name)} is unknown; give the path of a YAML file or one of {', '.join(shipped())}"
+            f"{nearest(name, shipped())}"
+        )
     return _mapping((SHIPPED / f"{name}.yaml").read_bytes(), f"{name}.yaml"), f"{name}.yaml"
 
 
@@ -270,6 +274,7 @@ def download_rows(hub: Hub, split: str, limit: int | None = None) -> list[DataRo
         raise InputError(
             f"the data set {hub.id} needs the package datasets; install it ({EXTRA}) or give local files with --data"
         ) from error
+    hand_over(f"downloading {hub.id} ({split}) from the hub")
     try:
         # With a limit nothing but the first rows is fetched.
         rows: Any = load_dataset(hub.id, hub.config, split=split, revision=hub.revision, streaming=limit is not None)

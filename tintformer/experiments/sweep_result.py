@@ -126,10 +126,11 @@ class SweepResult:
             figure = Figure(figsize=(6.4, 4.0), layout="constrained")
             axes = figure.subplots()
             axes.axhline(self.loss_before, color="0.5", lw=0.8, ls="--", label="the model as it is")
+            colours = list(COLOURS.values())
             for number, (label, rows) in enumerate(lines.items()):
                 kept = sorted((row for row in rows if math.isfinite(row.loss)), key=lambda row: row.learning_rate)
                 look: dict[str, Any] = {
-                    "color": COLOURS[number % len(COLOURS)],
+                    "color": colours[number % len(colours)],
                     "marker": MARKERS[number % len(MARKERS)],
                 }
                 places = [row.learning_rate for row in kept]

@@ -9,20 +9,24 @@ import math
 from typing import Any
 
 from tintformer.experiments.experiment import Experiment
-from tintformer.experiments.methods import METHODS, find_methods
+from tintformer.experiments.methods import find_methods
 from tintformer.experiments.runner import Runner
+from tintformer.experiments.workload import Part, Workload
 from tintformer.learning.rate_selection import RatePoint, rate_curve
 
 USUAL = 10
 """Rates that a search of its own tries, about."""
 
 
-def run_experiment(experiment: Experiment, runner: Runner) -> list[Any]:
-    """The results of every method in every setting."""
-    return experiment.combined([_run_setting(experiment, setting, runner) for setting in experiment.settings()])
+def run_experiment(experiment: Experiment, runner: Runner, workload: Workload | None = None) -> list[Any]:
+    """The results of every method in every setting; a workload is told of all units that come and go."""
+    workload = workload or Workload()
+    return experiment.combined(
+        [_run_setting(experiment, setting, runner, workload) for setting in experiment.settings()]
+    )
 
 
-def _run_setting(experiment: Experiment, setting: Any, runner: Runner) -> list[Any]:
+def _run_setting(experiment: Experiment, setting: Any, runner: Runner, workload: Workload) -> list[Any]:
     rates: dict[str, float] = {}
     summaries: list[Any] = []
     # A method that takes the rate of another comes after it, see `find_methods`.
@@ -33,36 +37,45 @@ def _run_setting(experiment: Experiment, setting: Any, runner: Runner) -> list[A
         elif method.rate_of:
             rates[name] = rates[method.rate_of]
         else:
-            curve = _curve(experiment, setting, name, runner)
+            curve = _curve(experiment, setting, name, runner, workload)
             # The first point of a curve is the untrained model, which is no candidate.
             rates[name] = min(curve[-1:] if len(curve) == 1 else curve[1:], key=lambda point: point.loss).rate
-        results = runner.complete(experiment, experiment.units(setting, name, rates[name], "test"))
+        units = experiment.units(setting, name, rates[name], "test")
+        workload.begin(Part(experiment=experiment, setting=setting, method=name), len(units))
+        results = runner.complete(experiment, units)
         summaries.append(experiment.summary(setting, name, rates[name], tuple(curve), results))
     return summaries
 
 
-def _curve(experiment: Experiment, setting: Any, name: str, runner: Runner) -> list[RatePoint]:
+def _curve(experiment: Experiment, setting: Any, name: str, runner: Runner, workload: Workload) -> list[RatePoint]:
     """Losses by rate, the untrained one first; a single rate is taken as it is given, and not tried."""
     if experiment.rates is not None and experiment.has_one_rate:
         return [RatePoint(rate=experiment.rates[0], loss=math.nan)]
+    part = Part(experiment=experiment, setting=setting, method=name, chooses=True)
 
     def attempt(rate: float) -> RatePoint:
         # Rate 0 learns nothing whatever the method: all of them share the units of the model as it is.
-        units = experiment.units(setting, name if rate else "auxiliary", rate, experiment.chosen_on)
+        method = name if rate else "auxiliary"
+        units = experiment.units(setting, method, rate, experiment.chosen_on)
+        workload.begin(part, len(units), method=method)
         return RatePoint(rate=rate, loss=experiment.tuning_loss(setting, runner.complete(experiment, units)))
 
     rule = experiment.rule(name, 0.0)
     assert rule is not None, f"{name} learns nothing"
-    return rate_curve(attempt, rule.reduction, experiment.num_targets(setting), grid=experiment.rates)
+    curve = rate_curve(attempt, rule.reduction, experiment.num_targets(setting), grid=experiment.rates)
+    workload.settle(part)
+    return curve
 
 
-def num_units(experiment: Experiment) -> int:
-    """About how many units there are; how many rates are tried is known only afterwards."""
-    total = 0
+def expect_units(experiment: Experiment, workload: Workload) -> None:
+    """Foresee the units of an experiment; how many rates a search tries is known only afterwards."""
     for setting in experiment.settings():
-        for name in experiment.methods:
-            total += len(experiment.units(setting, name, 0.0, "test"))
-            if METHODS[name].chooses_rate and not experiment.has_one_rate:
-                tried = USUAL if experiment.rates is None else len(experiment.rates)
-                total += tried * len(experiment.units(setting, name, 0.0, experiment.chosen_on))
-    return total
+        for name, method in find_methods(experiment.methods).items():
+            if method.chooses_rate and not experiment.has_one_rate:
+                # The model as it is comes on top of the rates.
+                tried = 1 + (USUAL if experiment.rates is None else len(set(experiment.rates)))
+                units = experiment.units(setting, name, 0.0, experiment.chosen_on)
+                part = Part(experiment=experiment, setting=setting, method=name, chooses=True)
+                workload.expect(part, tried * len(units), certain=False)
+            units = experiment.units(setting, name, 0.0, "test")
+            workload.expect(Part(experiment=experiment, setting=setting, method=name), len(units))

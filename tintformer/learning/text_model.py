@@ -35,11 +35,12 @@ def encode_for_split(
     split: Split,
     rest: str | None = None,
     *,
+    tokens: int | None = None,
     beyond_context: bool = False,
     generate: int = 0,
 ) -> tuple[Encoded, int]:
-    """The tokens of a text, and how many of them train: by the split, or all of `text` where a `rest` follows it."""
-    encoded = encode(auxiliary.tokenizer, text)
+    """The first tokens of a text, and how many of them train: by the split, or all of `text` where a `rest` follows."""
+    encoded = encode(auxiliary.tokenizer, text).first(tokens)
     num_train = len(encoded.input_ids)
     if rest is None:
         num_train = split.of(num_train)

@@ -34,10 +34,13 @@ class Tint(Watchable):
 
     def __init__(self, model: Any, rule: LearningRule, *, engine: str = "fast", **options: Any):
         self.auxiliary = load(model)
-        self.rule = rule
+        self.rule, self.engine_name = rule, engine
         # Too many layers are refused here, before an engine is built, which takes the simulator a while.
         require_rule(rule).num_trained(len(self.auxiliary.blocks))
         self.engine: Engine = make_engine(engine, self.auxiliary, rule, **options)
+
+    def __repr__(self) -> str:
+        return f"<Tint {self.auxiliary.name}, engine {self.engine_name}, {self.rule}>"
 
     def __call__(
         self,

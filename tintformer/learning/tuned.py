@@ -19,7 +19,7 @@ from tintformer.auxiliary.generation import continue_text
 from tintformer.auxiliary.ops import Weight
 from tintformer.engines.fast import FastEngine
 from tintformer.engines.fast.updates import MatrixUpdate, Updates
-from tintformer.errors import InputError, TintError
+from tintformer.errors import InputError, TintError, nearest
 from tintformer.execution.arrays import Array
 from tintformer.execution.batch import Batch, Masks, mask_of, token_ids
 from tintformer.execution.engine import parameter_updates, undisturbed
@@ -50,6 +50,10 @@ class Tuned(Watchable):
         self._engine = FastEngine(auxiliary, rule)
         # Scoring has one pass, and it is the one after learning: there are no points of steps to wait at.
         self._engine.hooks = Hooks(auxiliary, rule, learns=False)
+
+    def __repr__(self) -> str:
+        count = len(self._updates.matrices) + len(self._updates.vectors)
+        return f"<Tuned {self.auxiliary.name}: updates of {count} weights, by {self.rule}>"
 
     @property
     def hooks(self) -> Hooks:
@@ -152,7 +156,8 @@ class Tuned(Watchable):
             checked("pattern", pattern, str, InputError)
             found = {name for name in self.update_views() if fnmatchcase(name, pattern)}
             if not found:
-                raise InputError(f"no update fits {pattern!r}; update_views() lists them all")
+                near = nearest(pattern, self.update_views())
+                raise InputError(f"no update fits {pattern!r}; update_views() lists them all{near}")
             fitting |= found
         return fitting
 

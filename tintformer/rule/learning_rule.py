@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from tintformer.errors import RuleError
-from tintformer.typed_fields import FLOAT32_MAX, Range, check_fields, shown
+from tintformer.typed_fields import FLOAT32_MAX, Range, check_fields, explained, shown
 
 Loss = Literal["cross_entropy", "mse", "quad"]
 Reduction = Literal["sum", "mean"]
@@ -26,6 +26,7 @@ STEPS: dict[tuple[str, str], float] = {
 """Default steps: the smallest worst case over two real models in float32 (docs/approximations.md)."""
 
 
+@explained
 @dataclass(frozen=True, kw_only=True)
 class LearningRule:
     """The descent that happens inside one forward pass.
@@ -115,6 +116,12 @@ class LearningRule:
         if "learning_rate" not in knobs:
             raise RuleError("a learning rule needs learning_rate: the best one differs 20-fold between models")
         return knobs
+
+    def __repr__(self) -> str:
+        # What is not said is the default: fourteen knobs would hide the one that was chosen.
+        chosen = {field.name: getattr(self, field.name) for field in fields(self)}
+        said = [f"{field.name}={chosen[field.name]!r}" for field in fields(self) if chosen[field.name] != field.default]
+        return f"LearningRule({', '.join(said)})"
 
     def __post_init__(self) -> None:
         check_fields(self, RuleError)

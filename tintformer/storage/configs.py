@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from tintformer.bundled import bundled_directory
-from tintformer.errors import LoadError, cause
+from tintformer.bundled import BUNDLED, bundled_directory
+from tintformer.errors import LoadError, cause, nearest
 from tintformer.storage.foreign_text import user_path
+from tintformer.storage.packages import PACKAGES
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +43,11 @@ _EXAMPLES = ("openai-community/gpt2", "facebook/opt-125m", "EleutherAI/pythia-70
 
 _BY_NAME = {spelling.lower(): name for name in KNOWN_MODELS for spelling in (name, name.rpartition("/")[2])}
 """Hub ids by what a user may write: the id, or the part behind the owner, in any case."""
+
+
+def near_model(name: str) -> str:
+    """For a message about an unknown model: the bundled, fetched or well-known one that may have been meant."""
+    return nearest(name, (*_BY_NAME, *KNOWN_MODELS, *BUNDLED, *PACKAGES))
 
 
 def known_config(name: str) -> PretrainedConfig | None:
@@ -119,5 +125,6 @@ def _read_path(path: Path) -> PretrainedConfig:
 
 def _similar(name: str, count: int = 4) -> list[str]:
     """A few known names, the ones that look like `name` first."""
-    close = [_BY_NAME[spelling] for spelling in get_close_matches(name.lower(), _BY_NAME, n=count)]
+    spellings = _BY_NAME | {bundled: bundled for bundled in BUNDLED}
+    close = [spellings[spelling] for spelling in get_close_matches(name.lower(), spellings, n=count)]
     return list(dict.fromkeys((*close, *_EXAMPLES)))[:count]

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
+from tintformer.console import hand_over
 from tintformer.errors import LoadError, cause
 from tintformer.storage.cache_paths import cache_directory, sha256_of
 from tintformer.storage.foreign_files import read_foreign_json
@@ -79,9 +80,11 @@ def fetch_hub_model(name: str) -> tuple[Path, bool]:
     except LoadError:
         raise
     except Exception as error:  # the hub's client raises its own errors, those of httpx and plain OSErrors
+        from tintformer.storage.configs import near_model  # which knows of packages, and they of this module
+
         raise LoadError(
             f"cannot fetch {name!r} from the hub ({cause(error)}); check the name and the connection, then run "
-            f"`tint fetch {name}` again: what is here already stays"
+            f"`tint fetch {name}` again: what is here already stays{near_model(name)}"
         ) from error
 
 
@@ -93,6 +96,7 @@ def main_snapshot(name: str, *, local: bool = False, weights: bool = True) -> Pa
         return None
     if not local:
         require_hub(name)
+        hand_over(f"downloading {name} from the hub")
     patterns = PATTERNS if weights else [pattern for pattern in PATTERNS if "safetensors" not in pattern]
     try:
         return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=local))
@@ -147,6 +151,7 @@ def _download_snapshot(name: str) -> Path:
 
     files = [file.rfilename for file in HfApi().model_info(name, timeout=10).siblings or ()]
     converted = None if any(map(_WEIGHTS.fullmatch, files)) else _find_conversion(name)
+    hand_over(f"downloading {name} from the hub")
     directory = Path(snapshot_download(name, revision=converted, allow_patterns=PATTERNS))
     if _remove_damaged(directory):
         snapshot_download(name, revision=converted, allow_patterns=PATTERNS)

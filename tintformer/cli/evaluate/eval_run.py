@@ -1,4 +1,4 @@
-"""What the experiments' commands do: start, run what is left with a progress bar, show and write the tables."""
+"""What the experiments' commands do: start, run what is left and say how far it is, show and write the tables."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import typer
 
 from tintformer.cli.evaluate.tracking import check_tracker, tracking
 from tintformer.cli.rule_setup import quiet_libraries, warnings_as_lines
-from tintformer.console import print_json, print_table, say
+from tintformer.console import doing, print_json, print_table, say
 from tintformer.errors import InputError, TintError
 
 if TYPE_CHECKING:
     from tintformer.experiments.runner import ProcessGroup, UnitProgress
     from tintformer.experiments.runs import Run
+    from tintformer.experiments.workload import Workload
 
 
 @contextmanager
@@ -66,16 +67,18 @@ def carry_out(run: Run, output: Path, *, jobs: int, json: bool, track: str | Non
     """Do what is left of a run, and show and write its tables."""
     from tintformer.experiments.record_store import RecordStore
     from tintformer.experiments.runner import Runner, process_group
-    from tintformer.experiments.tuning import num_units, run_experiment
+    from tintformer.experiments.tuning import expect_units, run_experiment
+    from tintformer.experiments.workload import Workload
 
-    processes = process_group()
+    processes, workload = process_group(), Workload()
     run.check_directory(output)
-    # Opens models and data: what is wrong with them, anywhere, is told before anything is written.
-    total, *_ = processes.exchange(sum(map(num_units, run.experiments)), {"run": run.name})
-    with (
-        progress_bar(total, shown=processes.is_first) as advance,
-        tracking(track if processes.is_first else None, run, output) as tracker,
-    ):
+    for experiment in run.experiments:
+        doing(f"opening {experiment.model} and its data")
+        # Opens models and data: what is wrong with them, anywhere, is told before anything is written.
+        expect_units(experiment, workload)
+    processes.exchange(None, {"run": run.name})
+    advance = told(workload)
+    with tracking(track if processes.is_first else None, run, output) as tracker:
 
         def progress(count: int) -> None:
             advance(count)
@@ -86,10 +89,31 @@ def carry_out(run: Run, output: Path, *, jobs: int, json: bool, track: str | Non
                 run.save(output)
             results: list[list[Any]] = []
             for experiment in run.experiments:
-                results.append(run_experiment(experiment, runner))
+                results.append(run_experiment(experiment, runner, workload))
                 tracker.log_results(run, experiment, results[-1])
     if processes.is_first:
         show(run, results, output, json=json)
+
+
+def told(workload: Workload) -> UnitProgress:
+    """Counts units of a workload as they are finished, and says how far it is."""
+
+    def advance(count: int) -> None:
+        workload.count(count)
+        doing(str(workload), workload.share)
+
+    return advance
+
+
+@contextmanager
+def progress_bar(total: int, *, shown: bool) -> Generator[UnitProgress]:
+    """The same for a number of units that is known, and that cost about as much as each other."""
+    from tintformer.experiments.workload import Part, Workload
+
+    workload, part = Workload(), Part(experiment=None, setting=None, method="")
+    workload.expect(part, total)
+    workload.begin(part, total)
+    yield told(workload) if shown else lambda _: None
 
 
 def show(run: Run, results: Sequence[Sequence[Any]], output: Path, *, json: bool) -> None:
@@ -104,16 +128,3 @@ def show(run: Run, results: Sequence[Sequence[Any]], output: Path, *, json: bool
         return
     print_table(tables[0].rows, title=tables[0].title)
     say(f"wrote {', '.join(path.name for path in paths)} into {output}")
-
-
-@contextmanager
-def progress_bar(total: int, *, shown: bool) -> Generator[UnitProgress]:
-    """A bar with the time that is left, by the number of units."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns: tuple[Any, ...] = (TextColumn("units"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
-        task = bar.add_task("units", total=total)
-        yield lambda count: bar.advance(task, count)
