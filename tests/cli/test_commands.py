@@ -14,7 +14,6 @@ from patience import PATIENCE
 
 import tintformer
 from tintformer.auxiliary.families import families
-from tintformer.cli.demo import distinct_words
 
 TINT = Path(sys.executable).with_name("tint")
 
@@ -93,11 +92,6 @@ def test_the_demo_learns_on_both_models_and_texts_and_its_engines_agree(tmp_path
     reports = [Path(result["report"]) for result in results if result["report"]]
     assert [path.parent.name for path in reports] == ["nano-gpt2-address", "nano-llama-visit"]
     assert all((tmp_path / path).read_text().startswith("<!doctype html>") for path in reports)
-
-
-def test_what_gained_is_shown_in_its_word_and_once() -> None:
-    tokens = ["The", " Ver", "re", "ll", ",", " or", " Ver", "re", "ll", "."]
-    assert distinct_words(tokens, [8, 3, 1, 5, 4]) == [("Verre[ll]", 8), ("[Ver]rell", 1), ("or", 5), (",", 4)]
 
 
 @pytest.mark.parametrize("arguments", [("nonsense",), ("models", "--nonsense"), ("demo", "extra")])

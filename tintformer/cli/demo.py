@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +9,7 @@ import typer
 
 from tintformer.cli.options import Json
 from tintformer.cli.rule_setup import open_model, warnings_as_lines
-from tintformer.console import print_json, print_table, progress_bar, say
+from tintformer.console import on_one_line, print_json, print_table, progress_bar, say
 
 if TYPE_CHECKING:
     from tintformer.auxiliary.description import Auxiliary
@@ -68,11 +67,13 @@ def show(auxiliary: Auxiliary, tokenizer: Any, name: str, output: Path | None) -
     """One model on one text: losses four ways, how far they agree, and how large everything is."""
     import torch
 
+    from tintformer.analysis.baselines import fine_tune
     from tintformer.analysis.paper_formula import Formula
     from tintformer.bundled import read_text
     from tintformer.learning.rate_selection import choose_rate
     from tintformer.learning.text import encode
     from tintformer.learning.tint import Tint
+    from tintformer.learning.words import distinct_words
     from tintformer.rule.learning_rule import LearningRule
     from tintformer.simulator.simulator import build
 
@@ -90,12 +91,12 @@ def show(auxiliary: Auxiliary, tokenizer: Any, name: str, output: Path | None) -
     assert fast.token_loss_before is not None and fast.logits is not None and built.logits is not None
     losses = {
         "the model as it is": float(fast.loss_before),
-        "explicit fine-tuning": explicit_loss(auxiliary, ids, num_train),
+        "explicit fine-tuning": fine_tune(auxiliary, ids, num_train).loss,
         "inside the pass, fast engine": float(fast.loss),
         "inside the pass, constructed simulator": float(built.loss),
     }
     gains = (fast.token_loss_before - fast.token_loss)[0]
-    best = distinct_words(encoded.tokens, gains.argsort(descending=True).tolist())[:GAINS]
+    best = distinct_words(encoded.tokens, gains.argsort(descending=True).tolist(), GAINS)
     result = {
         "model": auxiliary.name,
         "text": name,
@@ -109,45 +110,15 @@ def show(auxiliary: Auxiliary, tokenizer: Any, name: str, output: Path | None) -
         "auxiliary": auxiliary.model.num_parameters(),
         "simulator": simulator.num_structural,
         "paper": Formula.of(auxiliary.model.config).total,
-        "gained_most": [{"token": shown, "nats": float(gains[at])} for shown, at in best],
+        "gained_most": [{"token": context.word, "nats": float(gains[at])} for context, at in best],
         "report": None,
     }
     if output is not None:
         from tintformer.report import collect, write
 
-        found = collect(auxiliary, rule, text, encoded, tokenizer, train_tokens=num_train, choice=choice)
+        found = collect(auxiliary, rule, text, encoded, tokenizer, train_tokens=num_train, choice=choice, name=name)
         result["report"] = str(write(found, output))
     return result
-
-
-def distinct_words(tokens: Sequence[str], order: Sequence[int]) -> list[tuple[str, int]]:
-    """Tokens in this order as they stand in their words, `Verre[ll]`, each with its place; what comes again once."""
-    found: dict[str, int] = {}
-    for at in order:
-        first, last = at, at + 1
-        while first > 0 and tokens[first][:1].isalpha() and tokens[first - 1][-1:].isalpha():
-            first -= 1
-        while last < len(tokens) and tokens[last - 1][-1:].isalpha() and tokens[last][:1].isalpha():
-            last += 1
-        before, after = "".join(tokens[first:at]), "".join(tokens[at + 1 : last])
-        space = tokens[at][: len(tokens[at]) - len(tokens[at].lstrip())]
-        whole = f"{before}{space}[{tokens[at].removeprefix(space)}]{after}" if before or after else tokens[at]
-        found.setdefault(whole.strip(), at)
-    return list(found.items())
-
-
-def explicit_loss(auxiliary: Auxiliary, ids: Any, num_train: int) -> float:
-    """Fine-tuning of all block weights by autograd and SGD, at its own best rate inside the training part."""
-    import torch
-
-    from tintformer.analysis.baselines import Explicit, block_names
-    from tintformer.learning.rate_selection import choose_rate
-    from tintformer.rule.learning_rule import LearningRule
-
-    train = torch.arange(ids.shape[1])[None] < num_train
-    choice = choose_rate(auxiliary, LearningRule.full(learning_rate=0.0), ids, train)
-    tuner = Explicit(auxiliary.model, block_names(auxiliary), choice.rate)
-    return float(tuner.tune_each(ids, num_train).mean())
 
 
 def cosine(auxiliary: Auxiliary, ids: Any, train: Any) -> float:
@@ -182,7 +153,7 @@ def _print(result: dict[str, Any]) -> None:
         f"sizes: model {result['auxiliary']:,}, simulator's structure {result['simulator']:,} "
         f"(the paper's construction: {result['paper']:,})"
     )
-    gained = ", ".join(f"{each['token']} {each['nats']:.2f}" for each in result["gained_most"])
+    gained = ", ".join(f"{on_one_line(each['token'])} {each['nats']:.2f}" for each in result["gained_most"])
     say(f"gained most, in nats: {gained}")
     if result["report"]:
         say(f"report: {result['report']}")

@@ -222,12 +222,15 @@ def use_update(auxiliary: Auxiliary, encoded: Encoded, path: Path) -> Result:
 
 def most_changed(result: Result, encoded: Encoded, top: int) -> list[dict[str, Any]]:
     """The tokens whose loss changed most, the largest change first."""
+    from tintformer.learning.words import Passage
+
     order = (result.after - result.before).abs().argsort(descending=True)[:top].tolist()
-    positions = result.positions.tolist()
+    positions, passage = result.positions.tolist(), Passage(encoded.tokens)
     return [
         {
             "position": positions[index],
             "token": encoded.tokens[positions[index]],
+            "in_context": str(passage.at(positions[index])),
             "token_loss_before": float(result.before[index]),
             "token_loss": float(result.after[index]),
         }
@@ -262,6 +265,7 @@ def print_run(record: dict[str, Any]) -> None:
             {
                 "position": token["position"],
                 "token": repr(token["token"]),
+                "in context": token["in_context"],
                 "nats before": shown(token["token_loss_before"]),
                 "after": shown(token["token_loss"]),
                 "change": f"{token['token_loss'] - token['token_loss_before']:+.4f}",
