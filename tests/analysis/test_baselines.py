@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from fake_devices import FIRST, SECOND, fake_devices, put
 from tiny import TEXT, make_model, make_tokenizer
 
 import tintformer as tint
@@ -41,3 +42,11 @@ def test_what_diverges_is_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tintformer.analysis.baselines.choose_rate", lambda *_: endless)
     found = fine_tune(auxiliary, ids, 12)
     assert math.isinf(found.loss) and len(found.losses) == 12
+
+
+def test_a_model_that_is_spread_over_devices_is_refused() -> None:
+    with fake_devices():
+        model = make_model(64)
+        put(model, {"": FIRST, "transformer.h.1": SECOND})
+        with pytest.raises(tint.TintError, match=r"which explicit fine-tuning cannot follow; .* without device_map"):
+            fine_tune(tint.load(model), torch.arange(24)[None], 12)

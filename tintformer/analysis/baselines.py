@@ -17,7 +17,6 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from tintformer.auxiliary.description import Auxiliary
-from tintformer.errors import InputError
 from tintformer.learning.rate_selection import RateChoice, choose_rate
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.rule.trainable import trainable_weights
@@ -43,8 +42,7 @@ def fine_tune(auxiliary: Auxiliary, input_ids: Tensor, num_train: int, *, steps:
 
     Autograd and SGD move every weight of the blocks and the final norm, at a rate that is chosen for this way to learn.
     """
-    if auxiliary.dispatched:
-        raise InputError(f"{auxiliary.name} is spread over devices; explicit fine-tuning needs all of it on one")
+    auxiliary.require_one_device("explicit fine-tuning")
     train_mask = torch.arange(input_ids.shape[1])[None] < num_train
     choice = choose_rate(auxiliary, LearningRule.full(learning_rate=0.0, steps=steps), input_ids, train_mask)
     tuner = Explicit(auxiliary.model, block_names(auxiliary), choice.rate, steps)
