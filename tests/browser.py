@@ -101,9 +101,21 @@ class Browser:
         """Bring an element into view and move the mouse onto it."""
         quoted = json.dumps(selector)
         self.value(f"document.querySelector({quoted}).scrollIntoView({{block: 'center', behavior: 'instant'}})")
-        box = self.value(f"document.querySelector({quoted}).getClientRects()[0].toJSON()")
+        box = self.value(f"{_box(selector)}.toJSON()")
         x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
         self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def click(self, selector: str) -> None:
+        """Bring an element into view and click on it, as a mouse does."""
+        self.hover(selector)
+        place = self.value(f"(box => [box.x + box.width / 2, box.y + box.height / 2])({_box(selector)})")
+        for kind in ("mousePressed", "mouseReleased"):
+            self.send("Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", clickCount=1)
+
+    def print(self) -> bytes:
+        """The page as it is printed, a PDF on A4."""
+        printed = self.send("Page.printToPDF", paperWidth=8.27, paperHeight=11.69, printBackground=False)
+        return base64.b64decode(printed["data"])
 
     def press(self, key: str) -> None:
         for kind in ("keyDown", "keyUp"):
@@ -125,6 +137,11 @@ class Browser:
         """Errors of scripts, and what the browser logs: refused requests among them."""
         methods = ("Runtime.exceptionThrown", "Log.entryAdded")
         return [event["params"] for event in self.events if event.get("method") in methods]
+
+
+def _box(selector: str) -> str:
+    """The first box of an element, as an expression."""
+    return f"document.querySelector({json.dumps(selector)}).getClientRects()[0]"
 
 
 LAUNCH = """

@@ -35,14 +35,14 @@ def make_tokenizer(*, bos: bool = True) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=BOS, eos_token=BOS, pad_token=PAD)
 
 
-def make_model(vocabulary: int) -> Any:
+def make_model(vocabulary: int, *, layers: int = 2) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         config = GPT2Config(
             vocab_size=vocabulary,
             n_positions=128,
             n_embd=32,
-            n_layer=2,
+            n_layer=layers,
             n_head=2,
             bos_token_id=0,
             eos_token_id=0,

@@ -419,6 +419,6 @@ def test_a_kill_leaves_the_earlier_report_and_the_next_run_cleans_up(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0
-    assert {path.name for path in out.iterdir()} == {"report.html", "loss.png", "updates.png", "mine.txt"}
+    assert {path.name for path in out.iterdir()} == {"report.html", "gain.png", "loss.png", "updates.png", "mine.txt"}
     assert (out / "mine.txt").read_bytes() == EARLIER["mine.txt"]
     assert {"report.html", "rates.png"} < set(FILES)

@@ -20,7 +20,7 @@ import tintformer
 from tintformer import console
 from tintformer.auxiliary.families import families
 from tintformer.cli.app import app
-from tintformer.cli.demo import demo, distinct_words
+from tintformer.cli.demo import demo
 
 TINT = Path(sys.executable).with_name("tint")
 
@@ -172,11 +172,6 @@ def test_the_demo_tells_what_it_knows_at_once(
     assert lines[0].strip().startswith("inside the pass, constructed simulator")
     assert lines[-2] == "" and lines[-1].startswith("nano-gpt2 on visit: perplexity ")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_gained_is_shown_in_its_word_and_once() -> None:
-    tokens = ["The", " Ver", "re", "ll", ",", " or", " Ver", "re", "ll", "."]
-    assert distinct_words(tokens, [8, 3, 1, 5, 4]) == [("Verre[ll]", 8), ("[Ver]rell", 1), ("or", 5), (",", 4)]
 
 
 @pytest.mark.parametrize("arguments", [("nonsense",), ("models", "--nonsense"), ("demo", "extra")])

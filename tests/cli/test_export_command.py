@@ -60,11 +60,11 @@ def test_the_fast_pass_is_exported_and_its_operators_are_listed(run: Run, model:
 def test_a_text_is_written_beside_the_graph(run: Run, tmp_path: Path) -> None:
     text = "A small fox ran home. A small fox ran home."
     options = ("--learning-rate", "1e-3", "--tokens", "24", "--engine", "fast", "-o", str(tmp_path / "model.onnx"))
-    code, _, errors = run("nano-gpt2", text, *options)
+    code, _, errors = run("nano-gpt2", text, *options, "--train-tokens", "5")
     assert code == 0, errors
     content = json.loads((tmp_path / "model.json").read_text())
     attended = sum(content["attention_mask"][0])
-    assert 2 < attended <= 24 == len(content["input_ids"][0]) and 0 < sum(content["train_mask"][0]) < attended
+    assert 2 < attended <= 24 == len(content["input_ids"][0]) and sum(content["train_mask"][0]) == 5
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,8 @@ def test_a_text_is_written_beside_the_graph(run: Run, tmp_path: Path) -> None:
         (("--dtype", "bfloat16"), "an export computes in float32 or float64"),
         (("--updates", "--dynamic-batch"), "export them without a dynamic batch"),
         (("--loss", "none"), "loss="),
+        (("--train-tokens", "3", "--train-fraction", "0.5"), "say the same thing; give one of them"),
+        (("--train-tokens", "64"), "the training part would be 64 of"),
         (("--stack", "0"), "stack=0 must be a whole number of at least 1"),
     ],
 )

@@ -169,6 +169,31 @@ def test_nano_llama_learns_in_a_runtime_without_torch(tmp_path: Path) -> None:
     numpy.testing.assert_allclose(fast, wanted.numpy(), atol=1e-4)
 
 
+@pytest.mark.sweep
+def test_the_perplexity_falls_as_in_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tintformer.bundled import read_text
+    from tintformer.cli import main
+    from tintformer.cli.demo import show
+    from tintformer.learning.text import find_tokenizer
+
+    demo = show(load("nano-llama"), find_tokenizer("nano-llama"), "visit", None)
+    (tmp_path / "visit.txt").write_text(read_text("visit"), encoding="utf-8")
+    graph = tmp_path / "model.onnx"
+    options = {"tokens": demo["tokens"], "train-tokens": demo["train_tokens"], "learning-rate": demo["learning_rate"]}
+    words = [f"--{name}={value}" for name, value in {"file": tmp_path / "visit.txt", **options}.items()]
+    monkeypatch.setattr(sys, "argv", ["tint", "export", "nano-llama", *words, "-o", str(graph)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+    text = graph.with_suffix(".json")
+    assert sum(json.loads(text.read_text(encoding="utf-8"))["train_mask"][0]) == demo["train_tokens"]
+    before, after = run_alone(graph, text, tmp_path / "logits.npy")
+    as_it_is, _, fast, simulator = demo["perplexities"].values()
+    assert before == pytest.approx(as_it_is, rel=1e-3)
+    assert after == pytest.approx(fast, rel=1e-3) and after == pytest.approx(simulator, rel=1e-3)
+    assert after < before / 2
+
+
 def test_what_cannot_be_exported_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     auxiliary, rule = load(make_model("gpt2", torch.float32)), make_rule("default")
     with pytest.raises(tint.InputError, match=r"65 tokens are to be exported, but .* was built for 64 positions"):

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import tintformer as tint
 from tintformer.learning.rate_selection import RateChoice, RatePoint
 from tintformer.learning.text import encode
 from tintformer.report import Report, collect, write
+from tintformer.report.page import perplexity
 from tintformer.report.pieces import visible
 
 SIZES = [(1280, 900), (390, 844)]
@@ -36,12 +39,23 @@ def report() -> Report:
     text = TEXT.replace("Ada lights", "<b>\U0001f600</b>\n\n\u05e9\u05dc\u05d5\u05dd", 1)[:330]
     rule = tint.LearningRule(learning_rate=1e-2)
     auxiliary = tint.load(make_model(len(tokenizer)))
-    return collect(auxiliary, rule, text, encode(tokenizer, text), tokenizer, train_tokens=TRAIN, choice=choice)
+    asked: dict[str, Any] = {"choice": choice, "baseline": True, "generate": 12, "name": "<b>a story</b>.txt"}
+    return collect(auxiliary, rule, text, encode(tokenizer, text), tokenizer, train_tokens=TRAIN, **asked)
 
 
 @pytest.fixture(scope="module")
 def page(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(report, tmp_path_factory.mktemp("page with space"))
+
+
+@pytest.fixture(scope="module")
+def deep_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a model with 40 layers."""
+    tokenizer = make_tokenizer()
+    auxiliary = tint.load(make_model(len(tokenizer), layers=40))
+    rule = tint.LearningRule(learning_rate=1e-4)
+    made = collect(auxiliary, rule, TEXT, encode(tokenizer, TEXT), tokenizer, train_tokens=TRAIN)
+    return write(made, tmp_path_factory.mktemp("deep"))
 
 
 def percent(probability: float) -> str:
@@ -142,7 +156,66 @@ def test_nothing_leaves_and_nothing_complains(browser: Browser, page: Path, repo
     assert sum(address.startswith("file:") for address in browser.requests()) == 1
     assert browser.complaints() == []
     assert browser.value("performance.getEntriesByType('resource').map(each => each.name)") in ([], ["data:,"])
-    assert browser.value("document.querySelectorAll('figure svg').length") == 4
+    assert browser.value("document.querySelectorAll('figure svg').length") == 5
     # The tiny tokenizer cuts letters into bytes; each further byte is a mark of its own.
     shown_text = browser.value("document.getElementById('text').textContent").replace("\u22ef", "")
     assert "<b>" in shown_text and "\u05e9\u05dc\u05d5\u05dd" in shown_text
+
+
+def test_a_word_of_the_largest_changes_leads_to_its_token(browser: Browser, page: Path, report: Report) -> None:
+    browser.open(page)
+    assert browser.value("document.title") == "GPT2LMHeadModel reads <b>a story</b>.txt: training inside a forward pass"
+    position = min(report.scored, key=lambda token: token.change).position
+    browser.click(".changes tr:nth-child(2) a")
+    browser.wait(f"document.querySelector('.open')?.id === 'token-{position}'")
+    assert shown(browser)["where"] == f"token {position}"
+
+
+BOXES = """[...document.querySelectorAll('figure')].map(figure => {
+    const box = figure.getBoundingClientRect(), below = parseFloat(getComputedStyle(figure).paddingBottom);
+    return {left: box.left, top: box.top, bottom: box.bottom - below};
+})"""
+"""Where each figure stands."""
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES, ids=["desktop", "phone"])
+def test_a_deep_model_leaves_no_half_page_empty(browser: Browser, deep_page: Path, width: int, height: int) -> None:
+    browser.open(deep_page, width=width, height=height)
+    assert browser.value("document.documentElement.scrollWidth") <= width
+    boxes = browser.value(BOXES)
+    assert len(boxes) == 5 and "from the smallest to the largest" in deep_page.read_text(encoding="utf-8")
+    assert max(box["bottom"] - box["top"] for box in boxes) < 0.75 * height
+    columns: dict[int, list[dict[str, float]]] = {}
+    for box in boxes:
+        columns.setdefault(round(box["left"]), []).append(box)
+    assert len(columns) == (2 if width > 600 else 1)
+    for column in columns.values():
+        for above, below in pairwise(column):
+            assert 0 < below["top"] - above["bottom"] < 60
+    ends = [column[-1]["bottom"] for column in columns.values()]
+    assert max(ends) - min(ends) < height / 2
+
+
+def test_the_page_prints_in_two_columns_without_its_tip(browser: Browser, page: Path, deep_page: Path) -> None:
+    for each in (page, deep_page):
+        browser.open(each, f"#token-{TRAIN}", dark=True)
+        browser.wait(SHOWN)
+        printed = browser.print()
+        assert printed.startswith(b"%PDF") and 1 <= len(re.findall(rb"/Type\s*/Page\b", printed)) <= 4
+        browser.send("Emulation.setEmulatedMedia", media="print", features=[])
+        assert browser.value(f"getComputedStyle({TIP}).display") == "none"
+        assert len({round(box["left"]) for box in browser.value(BOXES)}) == 2
+        assert browser.value("getComputedStyle(document.querySelector('figure')).breakInside") == "avoid"
+
+
+def test_what_was_asked_for_is_shown_on_a_phone(browser: Browser, page: Path, report: Report) -> None:
+    browser.open(page, width=390, height=844)
+    assert browser.value("document.documentElement.scrollWidth") <= 390
+    continued = report.continuations
+    assert continued is not None and report.baseline is not None
+    sides = browser.value("[...document.querySelectorAll('.continuation')].map(each => each.textContent)")
+    assert [side.replace("\u21b5\n", "\n") for side in sides] == [continued.before, continued.after]
+    assert browser.value("document.querySelector('#baseline .number').textContent") == perplexity(report.baseline.loss)
+    assert browser.value("document.querySelectorAll('.continuation b').length") == 0
+    parts = "[...document.querySelectorAll('.card, .continuation, td, figure')]"
+    assert max(browser.value(f"{parts}.map(each => each.getBoundingClientRect().right)")) <= 390

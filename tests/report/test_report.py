@@ -8,91 +8,27 @@ import math
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from html import unescape
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import forked
 import pytest
 import torch
-import typer
-from tiny import TEXT, make_model, make_tokenizer, save_model
+from pages import RULE, TRAIN, Read, make
+from tiny import TEXT, make_model, make_tokenizer
 
 import tintformer as tint
 from tintformer import report as reports
+from tintformer.analysis.baselines import fine_tune
 from tintformer.analysis.verify.gradients import align, simulated_gradient, true_gradient
-from tintformer.cli.report import report as command
 from tintformer.execution.batch import Batch
-from tintformer.learning.text import encode
-from tintformer.report import Report, collect, write
+from tintformer.learning.text import decode_continuation, encode
+from tintformer.report import Report, write
 from tintformer.report.collect import LIMIT, cosines
 from tintformer.report.drawing import NAMES, short, smooth, smoothing_window, tidy
-from tintformer.report.page import colour_limit, perplexity, rule_text, shade, signed
+from tintformer.report.page import perplexity, rule_text, signed
 from tintformer.report.pieces import cut, visible
-
-RULE = tint.LearningRule(learning_rate=0.01, steps=2)
-TRAIN = 60
-AWKWARD = (
-    "\"</script><script>a(1)</script>\" & <b x='y'>\n\n\tHa \U0001f600\U0001f600 "
-    "\u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d  ${title} $$ &amp; <!-- so"
-)
-
-
-def make(text: str = TEXT, *, train_tokens: int = TRAIN, rule: tint.LearningRule = RULE, **options: Any) -> Report:
-    tokenizer = make_tokenizer()
-    auxiliary = tint.load(make_model(len(tokenizer)))
-    encoded = encode(tokenizer, text)
-    return collect(auxiliary, rule, text, encoded, tokenizer, train_tokens=train_tokens, **options)
-
-
-@pytest.fixture(scope="module")
-def report() -> Report:
-    return make()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def run_here() -> Callable[..., None]:
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command("report")(command)
-    return lambda *arguments: app([str(word) for word in arguments], standalone_mode=False)
-
-
-class Read(HTMLParser):
-    """What a browser would see: the tokens' texts and attributes, the data, and every tag."""
-
-    def __init__(self, page: str):
-        super().__init__(convert_charrefs=True)
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.tokens: list[tuple[dict[str, str | None], str]] = []
-        self._open: list[str] = []
-        self._in_token = 0
-        self.feed(page)
-        self.data = json.loads(re.findall(r'id="data">(.*?)</script>', page, re.DOTALL)[0])
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        attributes = dict(attrs)
-        self.tags.append((tag, attributes))
-        if tag == "span" and (attributes.get("id") or "").startswith("token-"):
-            self.tokens.append((attributes, ""))
-            self._in_token = 1
-        elif tag == "span" and self._in_token:
-            self._in_token += 1
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag == "span" and self._in_token:
-            self._in_token -= 1
-
-    def handle_data(self, data: str) -> None:
-        if self._in_token:
-            attributes, text = self.tokens[-1]
-            self.tokens[-1] = attributes, text + data
 
 
 def test_the_numbers_are_those_of_the_pass(report: Report, tmp_path: Path) -> None:
@@ -182,31 +118,6 @@ def test_a_rate_of_zero_changes_nothing(tmp_path: Path) -> None:
     assert "0%" in write(still, tmp_path).read_text(encoding="utf-8")
 
 
-def test_any_text_is_escaped_and_whole(tmp_path: Path) -> None:
-    report = make(AWKWARD, train_tokens=20)
-    page = write(report, tmp_path).read_text(encoding="utf-8")
-    read = Read(page)
-    assert [tag for tag, _ in read.tags].count("script") == 2 and page.count("</script>") == 2
-    assert not any(name.startswith("on") for _, attributes in read.tags for name in attributes)
-    assert "b" not in [tag for tag, _ in read.tags] and "<!-- so" not in page
-    pieces = "".join(piece.gap + piece.text for piece in report.pieces if piece.kind == "text")
-    assert pieces == AWKWARD
-    shown = [(attributes, text) for attributes, text in read.tokens if "tag" not in (attributes["class"] or "").split()]
-    assert "".join(text.replace("\u21b5\n", "\n") for _, text in shown) == AWKWARD
-    assert len(read.tokens) == len(report.pieces)
-    trained = [attributes for attributes, _ in read.tokens if "trained" in (attributes["class"] or "").split()]
-    assert len(trained) == 20 and not any("data-row" in attributes for attributes in trained)
-    assert sum(attributes.get("tabindex") == "0" for attributes, _ in read.tokens) == 1
-
-
-def test_the_name_of_a_model_is_escaped(report: Report, tmp_path: Path) -> None:
-    name = "hub/<img src=x onerror='a(1)'>\"&"
-    named = replace(report, auxiliary=replace(report.auxiliary, name=name))
-    read = Read(write(named, tmp_path).read_text(encoding="utf-8"))
-    assert "img" not in [tag for tag, _ in read.tags]
-    assert not any(name.startswith("on") for _, attributes in read.tags for name in attributes)
-
-
 def test_nothing_is_asked_of_the_network(report: Report, tmp_path: Path) -> None:
     page = write(report, tmp_path).read_text(encoding="utf-8")
     for tag, attributes in Read(page).tags:
@@ -223,7 +134,7 @@ def test_the_same_bytes_twice(report: Report, tmp_path: Path) -> None:
     write(make(), tmp_path / "two" / "deeper")
     first, second = (sorted(directory.iterdir()) for directory in (tmp_path / "one", tmp_path / "two" / "deeper"))
     assert [file.name for file in first] == [file.name for file in second]
-    assert [file.name for file in first] == ["cosines.png", "loss.png", "report.html", "updates.png"]
+    assert [file.name for file in first] == ["cosines.png", "gain.png", "loss.png", "report.html", "updates.png"]
     for one, two in zip(first, second, strict=True):
         assert one.read_bytes() == two.read_bytes()
         assert one.suffix == ".html" or one.read_bytes().startswith(b"\x89PNG")
@@ -270,13 +181,15 @@ def test_the_command(
     assert record["figures"] == [str(tmp_path / "out" / f"{name}.png") for name in NAMES]
     assert record["rate_choice"]["helps"] and record["loss"] < record["loss_before"]
     assert len(record["tokens"]) == record["evaluation_tokens"] and len(record["cosines"]) == 3
+    assert record["baseline"] is None and record["continuations"] is None
     page = Path(record["output"]).read_text(encoding="utf-8")
     assert tidy(record["rule"]["learning_rate"]) in page and f"<bdi>{model.name}</bdi>" in page
     words = ["--learning-rate", "0.01", "--engine", "reference", "--no-cosine", "--tokens", "30"]
     run_here(model, TEXT, "-o", tmp_path / "out", *words)
     printed = capsys.readouterr().out
     assert "wrote" in printed and "trained on 15 tokens, evaluated on 15 tokens" in printed
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["loss.png", "report.html", "updates.png"]
+    names = ["gain.png", "loss.png", "report.html", "updates.png"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
 
 
 def test_a_report_by_the_simulator_shows_the_losses_of_the_fast_engine(
@@ -300,6 +213,33 @@ def test_a_report_by_the_simulator_shows_the_losses_of_the_fast_engine(
     assert "simulator" in (tmp_path / "simulator" / "report.html").read_text(encoding="utf-8")
 
 
+def test_the_baseline_and_continuations_are_there_when_asked_for(
+    run_here: Callable[..., None], model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = TEXT[: TEXT.index("Ben sails")]
+    words = [model, text, "-o", tmp_path, "--no-cosine", "--learning-rate", "0.01", "--baseline", "--generate", "7"]
+    run_here(*words, "--json")
+    record = json.loads(capsys.readouterr().out)
+    auxiliary, tokenizer = tint.load(str(model)), make_tokenizer()
+    ids = torch.tensor([encode(tokenizer, text).input_ids])
+    tuned = fine_tune(auxiliary, ids, record["train_tokens"])
+    baseline, found = record["baseline"], record["continuations"]
+    assert (baseline["learning_rate"], baseline["steps"]) == (tuned.choice.rate, 1)
+    assert baseline["token_loss"] == pytest.approx(tuned.losses, rel=1e-5)
+    assert baseline["perplexity"] == pytest.approx(math.exp(tuned.loss), rel=1e-5)
+    learnt = tint.Tint(auxiliary, tint.LearningRule(learning_rate=0.01)).adapt(ids[:, : record["train_tokens"]])
+    for key, each in (("before", auxiliary.model), ("after", learnt)):
+        continued = each.generate(ids, max_new_tokens=7, do_sample=False, attention_mask=torch.ones_like(ids))
+        assert found[key] == decode_continuation(tokenizer, continued[0].tolist(), ids.shape[1])
+    page = unescape((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert f'<p class="number">{perplexity(tuned.loss)}</p>' in page and tidy(tuned.choice.rate) in page
+    assert "How the text goes on" in page and "explicit fine-tuning" in page and "Explicit fine-tuning: " in page
+    run_here(*words)
+    assert "explicit fine-tuning at its own rate" in capsys.readouterr().out
+    with pytest.raises(tint.InputError, match=r"and 999 are to be generated, but .* learned positions"):
+        run_here(*words[:-1], "999")
+
+
 def test_without_matplotlib_the_page_has_sentences_for_figures(
     run_here: Callable[..., None],
     model: Path,
@@ -315,6 +255,7 @@ def test_without_matplotlib_the_page_has_sentences_for_figures(
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.html"]
     page = unescape((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
     assert "Without figures, which need matplotlib: pip install 'tintformer[plots]'" in page and "<svg" not in page
+    assert "A line from 0 before the first evaluated token to" in page
     assert "Two lines over positions" in page and "A table of norms; the largest is" in page
     assert "There is none: the rate, 1e-2, was given" in page
 
@@ -366,9 +307,6 @@ def test_pieces_of_a_text() -> None:
 
 
 def test_small_functions() -> None:
-    assert colour_limit([0.1] * 95 + [9.0] * 5) == pytest.approx(0.1) and colour_limit([0.0]) > 0
-    assert colour_limit([-0.3]) == pytest.approx(0.3) and colour_limit([-0.61]) == pytest.approx(0.7)
-    assert [shade(change, 1.0) for change in (0.0, -0.04, -0.1, -2, 1.0)] == ["", "", "better-1", "better-5", "worse-5"]
     assert smooth([1.0, 2.0, 6.0], 3) == [1.5, 3.0, 4.0]
     assert all(smoothing_window(count) % 2 == 1 and smoothing_window(count) >= 1 for count in range(1, 99))
     assert rule_text(tint.LearningRule(learning_rate=1.0)) == "default"

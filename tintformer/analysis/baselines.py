@@ -1,9 +1,14 @@
-"""The baselines: explicit fine-tuning with autograd, sequence by sequence, or a whole batch at once by torch.func."""
+"""The baselines: explicit fine-tuning with autograd, sequence by sequence, or a whole batch at once by torch.func.
+
+`fine_tune` is the one that a text is compared with, at a rate of its own.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,19 +17,49 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from tintformer.auxiliary.description import Auxiliary
+from tintformer.learning.rate_selection import RateChoice, choose_rate
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.rule.trainable import trainable_weights
 
 
+@dataclass(frozen=True, kw_only=True)
+class FineTuned:
+    """What explicit fine-tuning made of one text."""
+
+    choice: RateChoice
+    """Its own rate, chosen inside the training part."""
+    steps: int
+    losses: tuple[float, ...]
+    """Of the tokens that are evaluated, in nats; infinite where the model has diverged."""
+
+    @property
+    def loss(self) -> float:
+        return sum(self.losses) / len(self.losses)
+
+
+def fine_tune(auxiliary: Auxiliary, input_ids: Tensor, num_train: int, *, steps: int = 1) -> FineTuned:
+    """Train the Hugging Face model itself on the first tokens of one sequence, score the others, and put it back.
+
+    Autograd and SGD move every weight of the blocks and the final norm, at a rate that is chosen for this way to learn.
+    """
+    auxiliary.require_one_device("explicit fine-tuning")
+    train_mask = torch.arange(input_ids.shape[1])[None] < num_train
+    choice = choose_rate(auxiliary, LearningRule.full(learning_rate=0.0, steps=steps), input_ids, train_mask)
+    tuner = Explicit(auxiliary.model, block_names(auxiliary), choice.rate, steps)
+    losses: list[float] = tuner.tune_each(input_ids.to(auxiliary.device), num_train).tolist()
+    finite = (loss if math.isfinite(loss) else math.inf for loss in losses)
+    return FineTuned(choice=choice, steps=steps, losses=tuple(finite))
+
+
 class Explicit:
-    """A Hugging Face model whose named parameters take one step of SGD and are put back afterwards.
+    """A Hugging Face model whose named parameters take steps of SGD and are put back afterwards.
 
     Efficient where that costs nothing in plainness: one backup for all sequences, updates in place, no gradient for
     what stays, and only the training part in the first pass.
     """
 
-    def __init__(self, model: Any, names: Sequence[str], learning_rate: float):
-        self.model, self.learning_rate = model, learning_rate
+    def __init__(self, model: Any, names: Sequence[str], learning_rate: float, steps: int = 1):
+        self.model, self.learning_rate, self.steps = model, learning_rate, steps
         self.moved: list[Tensor] = [model.get_parameter(name) for name in names]
         self.backup = [parameter.detach().clone() for parameter in self.moved]
 
@@ -33,18 +68,22 @@ class Explicit:
         losses: list[Tensor] = []
         with self._learning():
             for row in ids.split(1):
-                self._step(row[:, :num_train])
+                self._learn(row[:, :num_train])
                 losses.append(self._losses(row, num_train))
                 self._restore()
         return torch.cat(losses)
 
     def tune_once(self, examples: Tensor, inputs: Tensor, score_batch: int) -> Tensor:
-        """Learn from all examples in one step; the losses of the test inputs."""
+        """Learn from all examples together; the losses of the test inputs."""
         with self._learning():
-            self._step(examples)
+            self._learn(examples)
             losses = [self._losses(rows, 1) for rows in inputs.split(score_batch)]
             self._restore()
         return torch.cat(losses)
+
+    def _learn(self, ids: Tensor) -> None:
+        for _ in range(self.steps):
+            self._step(ids)
 
     def _step(self, ids: Tensor) -> None:
         logits = self.model(ids, use_cache=False).logits

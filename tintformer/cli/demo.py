@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +10,7 @@ import typer
 
 from tintformer.cli.options import Json
 from tintformer.cli.rule_setup import open_model, warnings_as_lines
-from tintformer.console import doing, print_json, say
+from tintformer.console import doing, on_one_line, print_json, say
 from tintformer.learning.split import Split
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ def show(auxiliary: Auxiliary, tokenizer: Any, name: str, output: Path | None, t
     from tintformer.bundled import read_text
     from tintformer.learning.rate_selection import choose_rate
     from tintformer.learning.text import encode
+    from tintformer.learning.words import distinct_words
     from tintformer.rule.learning_rule import LearningRule
 
     text = read_text(name)
@@ -95,7 +96,7 @@ def show(auxiliary: Auxiliary, tokenizer: Any, name: str, output: Path | None, t
     losses, fast, built, structural = score_four_ways(auxiliary, rule, ids, num_train, tell)
     assert fast.token_loss_before is not None and fast.logits is not None and built.logits is not None
     gains = (fast.token_loss_before - fast.token_loss)[0]
-    best = distinct_words(encoded.tokens, gains.argsort(descending=True).tolist())[:GAINS]
+    best = distinct_words(encoded.tokens, gains.argsort(descending=True).tolist(), GAINS)
     result = {
         "model": auxiliary.name,
         "text": name,
@@ -109,7 +110,7 @@ def show(auxiliary: Auxiliary, tokenizer: Any, name: str, output: Path | None, t
         "auxiliary": auxiliary.model.num_parameters(),
         "simulator": structural,
         "paper": Formula.of(auxiliary.model.config).total,
-        "gained_most": [{"token": shown, "nats": float(gains[at])} for shown, at in best],
+        "gained_most": [{"token": context.word, "nats": float(gains[at])} for context, at in best],
         "report": None,
     }
     for line in _comparisons(result):
@@ -118,7 +119,7 @@ def show(auxiliary: Auxiliary, tokenizer: Any, name: str, output: Path | None, t
         from tintformer.report import collect, write
 
         doing(f"{auxiliary.name} reads {name}: drawing the report")
-        found = collect(auxiliary, rule, text, encoded, tokenizer, train_tokens=num_train, choice=choice)
+        found = collect(auxiliary, rule, text, encoded, tokenizer, train_tokens=num_train, choice=choice, name=name)
         result["report"] = str(write(found, output))
         tell(f"report: {result['report']}")
     return result
@@ -130,6 +131,7 @@ def score_four_ways(
     """Losses of the rest of a text by way, what the engine and the simulator return, and the simulator's size."""
     import torch
 
+    from tintformer.analysis.baselines import fine_tune
     from tintformer.learning.tint import Tint
     from tintformer.simulator.simulator import build
 
@@ -144,42 +146,12 @@ def score_four_ways(
     train = torch.arange(ids.shape[1])[None] < num_train
     fast = Tint(auxiliary, rule)(ids, train_mask=train, before=True, logits="evaluation")
     found("the model as it is", fast.loss_before, "explicit fine-tuning")
-    found("explicit fine-tuning", explicit_loss(auxiliary, ids, num_train), "the fast engine")
+    found("explicit fine-tuning", fine_tune(auxiliary, ids, num_train).loss, "the fast engine")
     found("inside the pass, fast engine", fast.loss, "building the simulator")
     simulator = build(auxiliary, rule)
     built = simulator(ids, train_mask=train, logits="evaluation")
     found("inside the pass, constructed simulator", built.loss, "comparing gradients")
     return losses, fast, built, simulator.num_structural
-
-
-def distinct_words(tokens: Sequence[str], order: Sequence[int]) -> list[tuple[str, int]]:
-    """Tokens in this order as they stand in their words, `Verre[ll]`, each with its place; what comes again once."""
-    found: dict[str, int] = {}
-    for at in order:
-        first, last = at, at + 1
-        while first > 0 and tokens[first][:1].isalpha() and tokens[first - 1][-1:].isalpha():
-            first -= 1
-        while last < len(tokens) and tokens[last - 1][-1:].isalpha() and tokens[last][:1].isalpha():
-            last += 1
-        before, after = "".join(tokens[first:at]), "".join(tokens[at + 1 : last])
-        space = tokens[at][: len(tokens[at]) - len(tokens[at].lstrip())]
-        whole = f"{before}{space}[{tokens[at].removeprefix(space)}]{after}" if before or after else tokens[at]
-        found.setdefault(whole.strip(), at)
-    return list(found.items())
-
-
-def explicit_loss(auxiliary: Auxiliary, ids: Any, num_train: int) -> float:
-    """Fine-tuning of all block weights by autograd and SGD, at its own best rate inside the training part."""
-    import torch
-
-    from tintformer.analysis.baselines import Explicit, block_names
-    from tintformer.learning.rate_selection import choose_rate
-    from tintformer.rule.learning_rule import LearningRule
-
-    train = torch.arange(ids.shape[1])[None] < num_train
-    choice = choose_rate(auxiliary, LearningRule.full(learning_rate=0.0), ids, train)
-    tuner = Explicit(auxiliary.model, block_names(auxiliary), choice.rate)
-    return float(tuner.tune_each(ids, num_train).mean())
 
 
 def cosine(auxiliary: Auxiliary, ids: Any, train: Any) -> float:
@@ -205,7 +177,7 @@ def _comparisons(result: dict[str, Any]) -> Iterator[str]:
         f"sizes: model {result['auxiliary']:,}, simulator's structure {result['simulator']:,} "
         f"(the paper's construction: {result['paper']:,})"
     )
-    gained = ", ".join(f"{each['token']} {each['nats']:.2f}" for each in result["gained_most"])
+    gained = ", ".join(f"{on_one_line(each['token'])} {each['nats']:.2f}" for each in result["gained_most"])
     yield f"gained most, in nats: {gained}"
 
 

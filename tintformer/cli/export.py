@@ -21,7 +21,7 @@ from tintformer.cli.rule_setup import (
 )
 from tintformer.console import doing, print_json, print_table, say
 from tintformer.errors import InputError
-from tintformer.learning.split import Split
+from tintformer.learning.split import TRAIN_FRACTION, Split
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +59,10 @@ def export(
         bool, typer.Option("--updates", help="Put out the updated weights as well, by Hugging Face name.")
     ] = False,
     file: Annotated[Path | None, typer.Option(help="Read the text from a file; - is standard input.")] = None,
+    train_fraction: Annotated[
+        float | None, typer.Option(help=f"Share of the text that is trained on; {TRAIN_FRACTION} by default.")
+    ] = None,
+    train_tokens: Annotated[int | None, typer.Option(help="Number of tokens that are trained on, instead.")] = None,
     dtype: Dtype = "float32",
     json: Json = False,
 ) -> None:
@@ -70,12 +74,13 @@ def export(
     from tintformer.network.export import export as export_pass
     from tintformer.network.export import require_onnx
 
+    split = Split(train_fraction=train_fraction, train_tokens=train_tokens)
     _check_request(rule, text, file, output=output, engine=engine, dtype=dtype, only_network=(stack, loop))
     require_onnx()
     with warnings_as_lines():
         auxiliary, encoded = open_model(model, dtype), _encoded(model, text, file)
         num_tokens = tokens if tokens is not None else TOKENS if encoded is None else len(encoded.input_ids)
-        ids, attended, trains = _example(auxiliary, encoded, num_tokens)
+        ids, attended, trains = _example(auxiliary, encoded, num_tokens, split)
         settled, choice = choose_rule(rule, auxiliary, ids, trains.bool(), attention_mask=attended)
         doing("tracing the pass")
         portable = _portable(auxiliary, settled, num_tokens, engine, updates=updates, loop=loop, stack=stack)
@@ -137,8 +142,8 @@ def _encoded(model: str, text: str | None, file: Path | None) -> Encoded | None:
     return encode(find_tokenizer(model), read_text(text, file))
 
 
-def _example(auxiliary: Auxiliary, encoded: Encoded | None, num_tokens: int) -> tuple[torch.Tensor, ...]:
-    """Ids, attention mask and train mask of one sequence: the text, cut or padded, half of it to train on."""
+def _example(auxiliary: Auxiliary, encoded: Encoded | None, num_tokens: int, split: Split) -> tuple[torch.Tensor, ...]:
+    """Ids, attention mask and train mask of one sequence: the text, cut or padded, and the part to train on."""
     import torch
 
     from tintformer.network.export import check_tokens
@@ -151,7 +156,7 @@ def _example(auxiliary: Auxiliary, encoded: Encoded | None, num_tokens: int) -> 
     ids, attended, trains = (torch.zeros(1, num_tokens, dtype=torch.long) for _ in range(3))
     ids[0, :length] = torch.tensor(known[:length])
     attended[0, :length] = 1
-    trains[0, : Split().of(length)] = 1
+    trains[0, : split.of(length)] = 1
     return ids, attended, trains
 
 

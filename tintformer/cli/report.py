@@ -20,17 +20,20 @@ from tintformer.cli.options import (
 )
 from tintformer.cli.rule_setup import (
     choose_rule,
+    finite,
     losses_record,
     open_model,
     print_losses,
     print_rate,
     provenance,
+    shown,
     warnings_as_lines,
 )
 from tintformer.console import doing, print_json, say
 from tintformer.learning.split import TRAIN_FRACTION, Split
 
 if TYPE_CHECKING:
+    from tintformer.analysis.baselines import FineTuned
     from tintformer.report import Report
 
 
@@ -57,6 +60,12 @@ def report(
             show_default=False,
         ),
     ] = None,
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="Also fine-tune the model itself by autograd, at its own rate.")
+    ] = False,
+    generate: Annotated[
+        int, typer.Option(min=0, help="Continue the text by so many tokens, greedily, before and after.")
+    ] = 0,
     beyond_context: BeyondContext = False,
     json: Json = False,
 ) -> None:
@@ -74,7 +83,7 @@ def report(
 
         auxiliary, tokenizer = open_model(model, dtype), find_tokenizer(model)
         encoded = encode(tokenizer, content).first(tokens)
-        check_context_length(auxiliary, len(encoded.input_ids), beyond_context)
+        check_context_length(auxiliary, len(encoded.input_ids), beyond_context, generate)
         input_ids = torch.tensor([encoded.input_ids])
         num_train = split.of(len(encoded.input_ids))
         train_mask = torch.arange(len(encoded.input_ids))[None] < num_train
@@ -82,25 +91,42 @@ def report(
         found = collect(
             auxiliary,
             settled,
-            content,
+            content if tokens is None else encoded.of(content),
             encoded,
             tokenizer,
             train_tokens=num_train,
+            name=text_name(text, file),
             engine=engine,
             choice=choice,
             cosine=cosine,
+            baseline=baseline,
+            generate=generate,
             progress=lambda text, _: doing(text),
         )
         doing("drawing")
         path = write(found, output)
-    record = {**report_record(found), "output": str(path), "figures": _figures(output)}
+    record: dict[str, Any] = {**report_record(found), "output": str(path), "figures": _figures(output)}
     if json:
         print_json(record)
-        return
+    else:
+        _print(record)
+
+
+def _print(record: dict[str, Any]) -> None:
     title = f"{record['model']}, trained on {record['train_tokens']} tokens, evaluated on {record['evaluation_tokens']}"
     print_losses(record, f"{title} tokens")
     print_rate(record)
-    say(f"wrote {path} {_beside(_figures(output))}")
+    if (tuned := record["baseline"]) is not None:
+        losses = f"{shown(tuned['loss'])} nats per token, perplexity {shown(tuned['perplexity'])}"
+        say(f"explicit fine-tuning at its own rate, {tuned['learning_rate']:.3g}: {losses}")
+    say(f"wrote {record['output']} {_beside(record['figures'])}")
+
+
+def text_name(text: str | None, file: Path | None) -> str | None:
+    """What the text is called; None if it was given as such."""
+    if "-" in (text, str(file)):
+        return "standard input"
+    return None if file is None else file.name
 
 
 def report_record(found: Report) -> dict[str, Any]:
@@ -118,6 +144,7 @@ def report_record(found: Report) -> dict[str, Any]:
     ]
     return {
         **provenance(found.auxiliary, found.rule, found.choice),
+        "text": found.name,
         "engine": found.engine,
         "train_tokens": found.train_tokens,
         "evaluation_tokens": len(found.scored),
@@ -127,6 +154,20 @@ def report_record(found: Report) -> dict[str, Any]:
         "updates": [asdict(update) for update in found.updates],
         "cosines": [asdict(cosine) for cosine in found.cosines],
         "cosines_left_out": found.no_cosines or None,
+        "baseline": None if found.baseline is None else baseline_record(found.baseline),
+        "continuations": None if found.continuations is None else asdict(found.continuations),
+    }
+
+
+def baseline_record(tuned: FineTuned) -> dict[str, Any]:
+    """The numbers of explicit fine-tuning; what has diverged is null."""
+    loss = finite(tuned.loss)
+    return {
+        "learning_rate": tuned.choice.rate,
+        "steps": tuned.steps,
+        "loss": loss,
+        "perplexity": None if loss is None else losses_record(loss, loss)["perplexity"],
+        "token_loss": [finite(each) for each in tuned.losses],
     }
 
 

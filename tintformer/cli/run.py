@@ -135,13 +135,16 @@ def _check_knobs(engine: str, knobs: dict[str, Any]) -> None:
 
 def most_changed(result: LearnResult, top: int) -> list[dict[str, Any]]:
     """The tokens whose loss changed most, the largest change first."""
+    from tintformer.learning.words import Passage
+
     before, after = result.token_loss_before, result.token_loss
     order = (after - before).abs().argsort(descending=True)[:top].tolist()
-    positions = result.positions.tolist()
+    positions, passage = result.positions.tolist(), Passage(result.encoded.tokens)
     return [
         {
             "position": positions[index],
             "token": result.encoded.tokens[positions[index]],
+            "in_context": str(passage.at(positions[index])),
             "token_loss_before": float(before[index]),
             "token_loss": float(after[index]),
         }
@@ -163,6 +166,7 @@ def print_run(record: dict[str, Any]) -> None:
             {
                 "position": token["position"],
                 "token": repr(token["token"]),
+                "in context": token["in_context"],
                 "nats before": shown(token["token_loss_before"]),
                 "after": shown(token["token_loss"]),
                 "change": f"{token['token_loss'] - token['token_loss_before']:+.4f}",

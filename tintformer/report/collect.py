@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tintformer.analysis.baselines import FineTuned, fine_tune
 from tintformer.analysis.intervals import standard_error
 from tintformer.analysis.verify.first_blocks import in_float64
 from tintformer.analysis.verify.gradients import Gradients, compare, parameters, rate_of_share, simulated_gradient
@@ -23,9 +24,10 @@ from tintformer.errors import InputError
 from tintformer.execution.batch import Batch
 from tintformer.execution.output import TintOutput
 from tintformer.learning.rate_selection import RateChoice
-from tintformer.learning.text import Encoded
+from tintformer.learning.text import Encoded, decode_continuation
 from tintformer.learning.tint import Tint
-from tintformer.report.pieces import Piece, Words, cut
+from tintformer.learning.tuned import Tuned
+from tintformer.report.pieces import Piece, Words, cut, name_of
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.rule.trainable import trainable_weights
 
@@ -88,10 +90,22 @@ class Cosine:
     """Over all parameters, with zeros for those that stand still."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Continuations:
+    """How the text goes on by the model's own choice, greedily."""
+
+    num_tokens: int
+    """As many as were asked for; a model may end earlier."""
+    before: str
+    after: str
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Report:
     """What a report shows."""
 
+    name: str
+    """Of the text."""
     auxiliary: Auxiliary
     rule: LearningRule
     engine: str
@@ -107,6 +121,10 @@ class Report:
     """The whole first, then the blocks; empty if they were left out."""
     no_cosines: str
     """Why they were left out."""
+    baseline: FineTuned | None = None
+    """Explicit fine-tuning on the same training part, if it was asked for."""
+    continuations: Continuations | None = None
+    """If they were asked for."""
 
     @property
     def loss_before(self) -> float:
@@ -137,14 +155,19 @@ def collect(
     tokenizer: Any,
     *,
     train_tokens: int,
+    name: str | None = None,
     engine: str = "fast",
     choice: RateChoice | None = None,
     cosine: bool | None = None,
+    baseline: bool = False,
+    generate: int = 0,
     progress: Progress = lambda text, share: None,
 ) -> Report:
     """Train on the first `train_tokens` of a text inside the pass, score the rest before and after, and look inside.
 
-    `cosine` says whether the rule's gradient is compared with the exact one; None leaves that out for a large model.
+    `name` is what the text is called; without one it goes by its first words. `cosine` says whether the rule's gradient
+    is compared with the exact one; None leaves that out for a large model. `baseline` also fine-tunes the model itself
+    by autograd, at its own rate, and `generate` continues the text by so many tokens, before and after.
     """
     progress("running the text", 0.0)
     input_ids = torch.tensor([encoded.input_ids])
@@ -158,7 +181,13 @@ def collect(
     reason = _no_cosines(auxiliary, cosine)
     progress("comparing with the exact gradient", 0.5)
     batch = Batch.of(auxiliary, input_ids, train_mask=train_mask)
+    measured = () if reason else cosines(auxiliary, rule, batch)
+    progress("fine-tuning the model itself", 0.7)
+    tuned = fine_tune(auxiliary, input_ids, train_tokens, steps=rule.steps) if baseline else None
+    progress("continuing the text", 0.9)
+    continued = continuations(auxiliary, rule, input_ids, train_tokens, tokenizer, generate) if generate else None
     return Report(
+        name=name_of(text) if name is None else name,
         auxiliary=auxiliary,
         rule=rule,
         engine=engine,
@@ -167,9 +196,23 @@ def collect(
         pieces=cut(text, encoded.tokens),
         scored=scored,
         updates=updates,
-        cosines=() if reason else cosines(auxiliary, rule, batch),
+        cosines=measured,
         no_cosines=reason,
+        baseline=tuned,
+        continuations=continued,
     )
+
+
+def continuations(
+    auxiliary: Auxiliary, rule: LearningRule, input_ids: Tensor, train_tokens: int, tokenizer: Any, num_tokens: int
+) -> Continuations:
+    """The most likely next tokens after the whole text, by the model as it is and with what the pass has learnt."""
+    models = Tuned.untrained(auxiliary), Tint(auxiliary, rule).adapt(input_ids[:, :train_tokens])
+    before, after = (
+        decode_continuation(tokenizer, ids[0].tolist(), input_ids.shape[1])
+        for ids in (model.generate(input_ids, max_new_tokens=num_tokens, do_sample=False) for model in models)
+    )
+    return Continuations(num_tokens=num_tokens, before=before, after=after)
 
 
 def _scored(out: TintOutput, input_ids: Tensor, words: Words) -> Iterator[ScoredToken]:

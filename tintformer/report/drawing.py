@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from tintformer.analysis.plot_style import BETTER, FAINT, INK, MUTED, STYLE, VARIABLES, WORSE, import_matplotlib
@@ -16,11 +17,16 @@ from tintformer.report.collect import Report, UpdateNorm
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NAMES = ("loss", "updates", "cosines", "rates")
+NAMES = ("loss", "gain", "updates", "cosines", "rates")
 WIDTH, HEIGHT = 4.1, 2.75
 """Inches. Narrow, so that its letters can be read on a phone; on a desk two stand side by side."""
 ROW = 0.21
 """Inches of a row of the table of updates."""
+NUMBERED = 12
+"""Layers up to which that table has a number in each cell. With more of them its height stays, and the shades alone
+tell: at full height it would leave half a page empty beside it."""
+MARKED = 24
+"""Layers up to which each has a mark on the line of cosines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +46,7 @@ def draw(report: Report) -> dict[str, Drawing]:
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)
         for name in drawable(report):
-            figure = _figure(name, report)
+            figure = draw_figure(name, report)
             drawings[name] = Drawing(svg=_svg(figure, name), png=_png(figure))
     return drawings
 
@@ -49,6 +55,7 @@ def drawable(report: Report) -> list[str]:
     """The figures for which the report has numbers."""
     there = {
         "loss": True,
+        "gain": True,
         "updates": bool(update_rows(report)),
         "cosines": bool(report.cosines),
         "rates": report.choice is not None,
@@ -56,11 +63,18 @@ def drawable(report: Report) -> list[str]:
     return [name for name in NAMES if there[name]]
 
 
-def _figure(name: str, report: Report) -> Figure:
+def draw_figure(name: str, report: Report) -> Figure:
+    """One of them, as matplotlib has it."""
     from matplotlib.figure import Figure
 
-    panels = {"loss": loss_panel, "updates": update_panel, "cosines": cosine_panel, "rates": rate_panel}
-    height = HEIGHT if name != "updates" else 0.75 + ROW * max(6, len(update_rows(report)))
+    panels = {
+        "loss": loss_panel,
+        "gain": gain_panel,
+        "updates": update_panel,
+        "cosines": cosine_panel,
+        "rates": rate_panel,
+    }
+    height = HEIGHT if name != "updates" else 0.75 + ROW * min(max(6, len(update_rows(report))), NUMBERED)
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     panels[name](figure.subplots(), report)
     return figure
@@ -114,6 +128,31 @@ def loss_panel(panel: Any, report: Report) -> None:
     _legend_above(panel)
 
 
+def gain_panel(panel: Any, report: Report) -> None:
+    """Nats gained from the first evaluated token to each, as a sum; beside it the baseline, if there is one."""
+    positions = [report.scored[0].position - 1, *(token.position for token in report.scored)]
+    ours = cumulative(report, [token.loss for token in report.scored])
+    zeros = [0.0] * len(ours)
+    for colour, where in ((BETTER, _less(zeros, ours)), (WORSE, _less(ours, zeros))):
+        panel.fill_between(positions, zeros, ours, where=where, interpolate=True, color=colour, alpha=0.22, lw=0)
+    panel.axhline(0, color=MUTED, lw=0.8)
+    if report.baseline is not None and math.isfinite(report.baseline.loss):
+        theirs = cumulative(report, report.baseline.losses)
+        panel.plot(positions, theirs, color=MUTED, lw=1.4, ls=(0, (4, 1.5)), label="explicit fine-tuning")
+    panel.plot(positions, ours, color=BETTER, lw=1.8, label="inside the pass")
+    panel.set_xlabel("position in the text (tokens)")
+    panel.set_ylabel("nats gained so far")
+    panel.grid(axis="y", color=FAINT, lw=0.6)
+    panel.margins(x=0.01)
+    _legend_above(panel)
+
+
+def cumulative(report: Report, losses: Sequence[float]) -> list[float]:
+    """By how much these losses are below those of the model as it is, summed from the first token on, 0 first."""
+    gains = (token.loss_before - loss for token, loss in zip(report.scored, losses, strict=True))
+    return list(accumulate(gains, initial=0.0))
+
+
 def smoothing_window(count: int) -> int:
     """Tokens in a moving mean: an odd number, about a twelfth of the text."""
     return min(2 * (max(count // 12, 4) // 2) + 1, 2 * ((count + 1) // 2) - 1)
@@ -136,7 +175,7 @@ def update_rows(report: Report) -> list[int]:
 
 
 def update_panel(panel: Any, report: Report) -> None:
-    """A table, blocks by matrices: the norm of each update, and a shade by its logarithm."""
+    """A table, blocks by matrices: a shade by the logarithm of each update's norm, and the norm where there is room."""
     layers = update_rows(report)
     cells = [update for update in report.updates if update.layer is not None]
     columns = sorted(
@@ -148,17 +187,44 @@ def update_panel(panel: Any, report: Report) -> None:
     for cell in cells:
         x, y = columns.index(cell.matrix), layers.index(cell.layer or 0)
         level = (math.log(cell.norm) - low) / max(high - low, 1e-9) if cell.norm > 0 else 0.0
-        panel.bar(x, 0.92, 0.96, bottom=y - 0.46, color=BETTER, alpha=round(0.05 + (DARKEST - 0.05) * level, 3), lw=0)
-        panel.text(x, y, short(cell.norm / 10**exponent), ha="center", va="center", fontsize=6.8)
+        panel.bar(x, 0.92, 0.96, bottom=y - 0.46, color=BETTER, alpha=_opacity(level), lw=0)
+        if numbered(report):
+            panel.text(x, y, short(cell.norm / 10**exponent), ha="center", va="center", fontsize=6.8)
     panel.set_xlim(-0.5, len(columns) - 0.5)
     panel.set_ylim(len(layers) - 0.5, -0.5)
     panel.set_xticks(range(len(columns)), [name.replace("attention_norm", "attn_norm") for name in columns])
     panel.tick_params(axis="x", labelrotation=30 if len(columns) > 6 else 0, labelsize=7.5)
-    panel.set_yticks(range(len(layers)), [str(layer) for layer in layers], fontsize=7.5)
+    every = next(step for step in (1, 2, 5, 10, 20, 50, len(layers)) if NUMBERED * step >= len(layers))
+    panel.set_yticks(range(0, len(layers), every), [str(layer) for layer in layers[::every]], fontsize=7.5)
     panel.tick_params(length=0)
     panel.xaxis.tick_top()
     panel.spines[:].set_visible(False)
     panel.set_ylabel("layer")
+    if not numbered(report) and norms:
+        _scale_below(panel, *(short(norm / 10**exponent) for norm in (min(norms), max(norms))))
+
+
+def numbered(report: Report) -> bool:
+    """Whether the table of updates has room for its numbers."""
+    return len(update_rows(report)) <= NUMBERED
+
+
+def _opacity(level: float) -> float:
+    """Of the cell of an update, from the smallest, 0, to the largest, 1."""
+    return round(0.05 + (DARKEST - 0.05) * level, 3)
+
+
+def _scale_below(panel: Any, smallest: str, largest: str) -> None:
+    """The shades from the smallest update to the largest, with these two in numbers."""
+    steps = 12
+    scale = panel.inset_axes((0.25, -0.09, 0.5, 0.045))
+    scale.bar(range(steps), 1, 1, color=[(BETTER, _opacity(step / (steps - 1))) for step in range(steps)], lw=0)
+    scale.set_xlim(-0.5, steps - 0.5)
+    scale.set_xticks([])
+    scale.set_yticks([])
+    scale.spines[:].set_visible(False)
+    for x, side, text in ((-1, "right", smallest), (steps, "left", largest)):
+        scale.text(x, 0.5, text, ha=side, va="center", fontsize=7.5)
 
 
 def unit_exponent(updates: Sequence[UpdateNorm]) -> int:
@@ -179,8 +245,9 @@ def cosine_panel(panel: Any, report: Report) -> None:
     every = [_or_nan(cosine.everything) for cosine in blocks]
     moved = [_or_nan(cosine.moved) for cosine in blocks]
     panel.axhline(1, color=FAINT, lw=0.8)
-    panel.plot(layers, every, color=MUTED, lw=1.4, ls=(0, (4, 1.5)), marker="s", ms=3.5, label="all parameters")
-    panel.plot(layers, moved, color=BETTER, lw=1.8, marker="o", ms=4.5, label="parameters that move")
+    squares, dots = ("s", "o") if len(layers) <= MARKED else ("", "")
+    panel.plot(layers, every, color=MUTED, lw=1.4, ls=(0, (4, 1.5)), marker=squares, ms=3.5, label="all parameters")
+    panel.plot(layers, moved, color=BETTER, lw=1.8, marker=dots, ms=4.5, label="parameters that move")
     known = [value for value in (*every, *moved) if not math.isnan(value)]
     panel.set_ylim(min(0.0, *known, 0.0) - (0.05 if min(known, default=0) < 0 else 0), 1.04)
     panel.set_xlabel("layer")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from tintformer.analysis.plot_style import WITHOUT_FIGURES, has_matplotlib
+from tintformer.console import on_one_line
 from tintformer.errors import TintError
-from tintformer.report.collect import Alternative, Report
-from tintformer.report.drawing import NAMES, Drawing, draw, drawable, smoothing_window, tidy, unit_exponent
-from tintformer.report.pieces import SIGNS, Piece, visible
+from tintformer.learning.words import distinct_words
+from tintformer.report.collect import Alternative, Report, ScoredToken
+from tintformer.report.coloured import LEVELS, colour_limit, shade
+from tintformer.report.drawing import NAMES, Drawing, draw, drawable, numbered, smoothing_window, tidy, unit_exponent
+from tintformer.report.pieces import REST, SIGNS, shown, visible
 from tintformer.rule.rule_names import rule_text
 from tintformer.storage.whole_files import check_directory as check
 from tintformer.storage.whole_files import whole_files
@@ -24,10 +28,10 @@ from tintformer.version import __version__
 PAGE = "report.html"
 FILES = (*(f"{name}.png" for name in NAMES), PAGE)
 """All that a report can consist of; the page takes its place last."""
-LEVELS = 5
-"""Shades in each direction."""
 LISTED = 6
 """Tokens in each list of largest changes."""
+LONGEST = 80
+"""Characters of a text's name."""
 MINUS = "\N{MINUS SIGN}"
 
 
@@ -66,11 +70,13 @@ def page(report: Report, drawings: Mapping[str, Drawing]) -> str:
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     limit = colour_limit(token.change for token in report.scored)
     words = [visible(piece.text) for piece in report.pieces]
+    texts = [piece.gap + ("" if piece.kind == "rest" else shown(piece)) for piece in report.pieces]
     ranked = sorted(report.scored, key=lambda token: token.change)
     name = report.auxiliary.name
     return environment.from_string(_asset("page.html")).render(
         version=__version__,
         model=name.rstrip("/\\").replace("\\", "/").rpartition("/")[2] or name,
+        text=text_name(report),
         report=report,
         scored=report.scored,
         gained=sum(token.change < 0 for token in report.scored),
@@ -83,11 +89,11 @@ def page(report: Report, drawings: Mapping[str, Drawing]) -> str:
         ],
         tokens=list(_tokens(report, limit)),
         line_sign=SIGNS["\n"],
-        words=words,
         changes=[
-            ("Became likelier", [token for token in ranked[:LISTED] if token.change < 0]),
-            ("Became less likely", [token for token in ranked[::-1][:LISTED] if token.change > 0]),
+            ("Became likelier", _changes([token for token in ranked if token.change < 0], texts, limit)),
+            ("Became less likely", _changes([token for token in ranked[::-1] if token.change > 0], texts, limit)),
         ],
+        continuations=_continuations(report),
         drawn=bool(drawings),
         without_figures=WITHOUT_FIGURES,
         figures=list(_figures(report, drawings)),
@@ -109,15 +115,21 @@ def perplexity(loss: float) -> str:
     return f"{value:.2f}" if value < 100 else f"{value:,.0f}" if value < 1e6 else f"{value:.2e}"
 
 
-def signed(value: float) -> str:
-    """With its sign, to three digits after the point."""
-    return f"{MINUS if value < 0 else '+'}{abs(value):.3f}"
+def signed(value: float, digits: int = 3) -> str:
+    """With its sign, to so many digits after the point."""
+    return f"{MINUS if value < 0 else '+'}{abs(value):.{digits}f}"
 
 
 def percent(loss: float) -> str:
     """The probability of a token with this loss."""
     share = 100 * math.exp(-loss)
     return f"{share:.1f}%" if share >= 9.95 else f"{share:#.2g}%" if share >= 0.01 else "<0.01%"
+
+
+def text_name(report: Report) -> str:
+    """The name of the text, cut, and without what would turn the direction of writing or could not be written."""
+    name = on_one_line(report.name)
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
 # What was done.
@@ -137,6 +149,13 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
     )
     yield "Learning rule", rule_text(report.rule)
     yield "Learning rate", _rate_text(report)
+    if (tuned := report.baseline) is not None:
+        steps = "1 step" if tuned.steps == 1 else f"{tuned.steps} steps"
+        yield (
+            "Baseline",
+            f"explicit fine-tuning: autograd and SGD on all weights of the blocks and the final norm, {steps}, at its "
+            f"own rate {tidy(tuned.choice.rate)}",
+        )
     yield "Tokens", f"{report.train_tokens} trained on, {len(report.scored)} evaluated"
     yield "Engine", report.engine
     yield (
@@ -158,20 +177,6 @@ def _rate_text(report: Report) -> str:
 # The text.
 
 
-def colour_limit(changes: Iterable[float]) -> float:
-    """The change with the strongest colour: a round number that nineteen in twenty tokens stay below."""
-    sizes = sorted(abs(change) for change in changes)
-    typical = max(sizes[min(len(sizes) - 1, math.ceil(0.95 * len(sizes)) - 1)], 1e-6)
-    power = 10.0 ** math.floor(math.log10(typical))
-    return next(step * power for step in (1, 1.5, 2, 3, 4, 5, 7, 10) if typical <= step * power * (1 + 1e-9))
-
-
-def shade(change: float, limit: float) -> str:
-    """The class of a token: `better-1` to `better-5`, the same for worse, or nothing for next to no change."""
-    level = min(LEVELS, math.floor(LEVELS * abs(change) / limit + 0.75))
-    return f"{'better' if change < 0 else 'worse'}-{level}" if level else ""
-
-
 def _tokens(report: Report, limit: float) -> Iterator[dict[str, Any]]:
     """Every token of the text: its classes, its lines, and its row in the data if it was scored."""
     rows = {token.position: row for row, token in enumerate(report.scored)}
@@ -183,16 +188,51 @@ def _tokens(report: Report, limit: float) -> Iterator[dict[str, Any]]:
             "tag" if piece.kind != "text" else "",
             "" if row is None else shade(report.scored[row].change, limit),
         )
-        yield {"gap": piece.gap, "classes": " ".join(filter(None, classes)), "row": row, "lines": _lines(piece)}
+        yield {
+            "gap": piece.gap,
+            "classes": " ".join(filter(None, classes)),
+            "row": row,
+            "lines": shown(piece).split("\n"),
+        }
 
 
-def _lines(piece: Piece) -> list[str]:
-    """A token inside of the text: the page puts a sign at every line break."""
-    if piece.kind == "rest":
-        return ["\N{MIDLINE HORIZONTAL ELLIPSIS}"]
-    if piece.kind == "special":
-        return [visible(piece.text) or "\N{EMPTY SET}"]
-    return piece.text.split("\n")
+def _changes(ranked: Sequence[ScoredToken], texts: Sequence[str], limit: float) -> list[dict[str, Any]]:
+    """The rows of a list of largest changes: tokens in their words, and those among their neighbours."""
+    by_position = {token.position: token for token in ranked}
+    rows = distinct_words(texts, by_position, LISTED)
+    return [
+        {
+            "token": by_position[position],
+            "left": _on_one_line(context.left),
+            "before": context.before,
+            "piece": visible(context.token) or REST,
+            "after": context.after,
+            "right": _on_one_line(context.right),
+            "shade": shade(by_position[position].change, limit),
+        }
+        for context, position in rows
+    ]
+
+
+def _on_one_line(text: str) -> str:
+    """With signs for the line breaks and tabs that a line of a table does not have."""
+    return "".join(character if character == " " else SIGNS.get(character, character) for character in text)
+
+
+def _continuations(report: Report) -> list[tuple[str, str, str]]:
+    """Title, what both begin with, and how each goes on."""
+    found = report.continuations
+    if found is None:
+        return []
+    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(found.before, found.after, strict=False))
+    same = "".join(character for character, _ in pairs)
+    sides = (("Before", found.before), ("After", found.after))
+    return [(title, _with_signs(same), _with_signs(text.removeprefix(same))) for title, text in sides]
+
+
+def _with_signs(text: str) -> str:
+    """With a sign at every line break."""
+    return text.replace("\n", SIGNS["\n"] + "\n")
 
 
 def _data(report: Report, words: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -238,10 +278,28 @@ def captions(report: Report) -> dict[str, tuple[str, str]]:
             f"Evaluation part, before and after; a moving mean over {smoothing_window(len(report.scored))} tokens. "
             "Blue between the lines: the pass has helped. Orange: it has harmed.",
         ),
+        "gain": ("Cumulative gain by position", _gain_caption(report)),
         "updates": ("Update norms by layer and matrix", _updates_caption(report)),
         "cosines": ("Simulated against exact gradient", _cosines_caption(report)),
         "rates": ("Learning-rate curve", _rates_caption(report)),
     }
+
+
+def _gain_caption(report: Report) -> str:
+    total, tokens = gain(report, report.loss), len(report.scored)
+    caption = (
+        f"Loss before minus loss after, summed over the evaluation part up to each position: {total} nats over all "
+        f"{tokens} tokens. Where the line rises, the pass helps."
+    )
+    if (tuned := report.baseline) is None:
+        return caption
+    fine_tuning = f": {gain(report, tuned.loss)}" if math.isfinite(tuned.loss) else " diverged"
+    return f"{caption} Explicit fine-tuning{fine_tuning}."
+
+
+def gain(report: Report, loss: float) -> str:
+    """What a mean loss gains over all tokens."""
+    return signed(len(report.scored) * (report.loss_before - loss), 1)
 
 
 def _updates_caption(report: Report) -> str:
@@ -254,7 +312,8 @@ def _updates_caption(report: Report) -> str:
     steps = "1 step" if report.rule.steps == 1 else f"{report.rule.steps} steps"
     unit = f"in units of 1e{exponent}, " if exponent else ""
     tail = f" Outside of the blocks: {listed}." if others else ""
-    return f"Norm of the change of each matrix, with its bias, {unit}after {steps}; the shade is its logarithm.{tail}"
+    shades = "its logarithm" if numbered(report) else "its logarithm, from the smallest to the largest"
+    return f"Norm of the change of each matrix, with its bias, {unit}after {steps}; the shade is {shades}.{tail}"
 
 
 def _cosines_caption(report: Report) -> str:
@@ -291,6 +350,8 @@ def alternative_text(name: str, report: Report) -> str:
             f"Two lines over positions {report.scored[0].position} to {report.scored[-1].position}; their means are "
             f"{report.loss_before:.3f} nats before and {report.loss:.3f} after."
         )
+    if name == "gain":
+        return f"A line from 0 before the first evaluated token to {gain(report, report.loss)} nats at the last."
     if name == "updates":
         largest = max(report.updates, key=lambda update: update.norm)
         where = "" if largest.layer is None else f" of layer {largest.layer}"

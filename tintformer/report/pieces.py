@@ -16,6 +16,12 @@ SIGNS = {" ": "\u2423", "\n": "\u21b5", "\r": "\u240d", "\t": "\u21e5"}
 """What stands for white space where it would not be seen."""
 
 
+REST = "\N{MIDLINE HORIZONTAL ELLIPSIS}"
+"""What stands for one more token of a character."""
+LONGEST_NAME = 48
+"""Characters of a name that a text gets from its first words."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Piece:
     """One token."""
@@ -54,6 +60,22 @@ def visible(text: str) -> str:
     if start >= end:
         return SIGNS[" "] * len(text)
     return SIGNS[" "] * start + text[start:end] + SIGNS[" "] * (len(text) - end)
+
+
+def shown(piece: Piece) -> str:
+    """A token inside of the text; what the text does not have, as a sign."""
+    if piece.kind == "rest":
+        return REST
+    return piece.text if piece.kind == "text" else visible(piece.text) or "\N{EMPTY SET}"
+
+
+def name_of(text: str) -> str:
+    """What a text without a name is called: its first words, in quotes."""
+    opening = " ".join(text[: 4 * LONGEST_NAME].split())
+    if len(opening) <= LONGEST_NAME:
+        return f"\N{LEFT DOUBLE QUOTATION MARK}{opening}\N{RIGHT DOUBLE QUOTATION MARK}"
+    words = opening[:LONGEST_NAME].rpartition(" ")[0] or opening[:LONGEST_NAME]
+    return f"\N{LEFT DOUBLE QUOTATION MARK}{words} \N{HORIZONTAL ELLIPSIS}\N{RIGHT DOUBLE QUOTATION MARK}"
 
 
 class Words:

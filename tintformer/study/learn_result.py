@@ -181,16 +181,14 @@ class LearnResult:
 
     def _repr_html_(self) -> str:
         from tintformer.report import coloured_html
-        from tintformer.report.pieces import cut
+        from tintformer.report.pieces import cut, shown
 
         gains: list[float | None] = [None] * len(self.encoded.tokens)
         for position, gain in zip(
             self.positions.tolist(), (self.token_loss_before - self.token_loss).tolist(), strict=True
         ):
             gains[position] = gain
-        pieces = [
-            piece.gap + ("" if piece.kind == "rest" else piece.text) for piece in cut(self.text, self.encoded.tokens)
-        ]
+        pieces = [piece.gap + shown(piece) for piece in cut(self.text, self.encoded.tokens)]
         title = Markup("<b>{}</b>").format(repr(self)[1:-1])
         after = side_by_side(self.continuation) if self.continuation else ""
         return f"{title}{coloured_html(pieces, gains)}{after}"
