@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tintformer.cli.options import Json
+from tintformer.cli.options import Device, Dtype, Json
 from tintformer.cli.rule_setup import open_model, warnings_as_lines
 from tintformer.console import print_json, print_table, progress_bar, say
 
@@ -25,6 +25,8 @@ def demo(
         Path, typer.Option("--output", "-o", help="Directory for the reports, one for each model.")
     ] = REPORTS,
     report: Annotated[bool, typer.Option(help="Write the reports.")] = True,
+    dtype: Dtype = "float32",
+    device: Device = None,
     json: Json = False,
 ) -> None:
     """Train the bundled models inside one forward pass on the first part of a text, and score the rest.
@@ -42,7 +44,7 @@ def demo(
     results: list[dict[str, Any]] = []
     with warnings_as_lines(), progress_bar() as progress:
         for model in BUNDLED:
-            auxiliary, tokenizer = open_model(model, "float32"), find_tokenizer(model)
+            auxiliary, tokenizer = open_model(model, dtype, device), find_tokenizer(model)
             for text in TEXTS:
                 progress(f"{model} reads {text}", len(results) / (len(BUNDLED) * len(TEXTS)))
                 results.append(show(auxiliary, tokenizer, text, places.get((model, text))))

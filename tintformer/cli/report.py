@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tintformer.cli.options import BeyondContext, Dtype, Json, Model, RuleOptions, Text, with_rule_options
+from tintformer.cli.options import BeyondContext, Device, Dtype, Json, Model, RuleOptions, Text, with_rule_options
 from tintformer.cli.rule_setup import (
     check_context_length,
     choose_rule,
@@ -40,6 +40,7 @@ def report(
     train_tokens: Annotated[int | None, typer.Option(help="Number of tokens that are trained on, instead.")] = None,
     engine: Annotated[str, typer.Option(help="fast, simulator, reference or oracle; they agree.")] = "fast",
     dtype: Dtype = "float32",
+    device: Device = None,
     cosine: Annotated[
         bool | None,
         typer.Option(
@@ -64,7 +65,7 @@ def report(
     with warnings_as_lines():
         import torch
 
-        auxiliary, tokenizer = open_model(model, dtype), find_tokenizer(model)
+        auxiliary, tokenizer = open_model(model, dtype, device), find_tokenizer(model)
         encoded = encode(tokenizer, content)
         check_context_length(auxiliary, len(encoded.input_ids), beyond_context)
         input_ids = torch.tensor([encoded.input_ids])

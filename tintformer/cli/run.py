@@ -11,6 +11,7 @@ import typer
 
 from tintformer.cli.options import (
     BeyondContext,
+    Device,
     Dtype,
     Json,
     Model,
@@ -109,6 +110,7 @@ def run(
     ] = None,
     engine: Annotated[str, typer.Option(help="fast, simulator, reference or oracle; they agree.")] = "fast",
     dtype: Dtype = "float32",
+    device: Device = None,
     generate: Annotated[int, typer.Option(min=0, help="Continue the text by so many tokens, greedily.")] = 0,
     top: Annotated[int, typer.Option(min=0, help="How many of the most changed tokens to show.")] = 8,
     beyond_context: BeyondContext = False,
@@ -126,7 +128,7 @@ def run(
         _check_adapted(adapted, training)
     content = read_text(text, file)
     with warnings_as_lines():
-        auxiliary, tokenizer = open_model(model, dtype), find_tokenizer(model)
+        auxiliary, tokenizer = open_model(model, dtype, device), find_tokenizer(model)
         encoded = encode(tokenizer, content)
         check_context_length(auxiliary, len(encoded.input_ids), beyond_context, generate)
         if adapted is None:

@@ -7,19 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tintformer.errors import InputError, LoadError, TintError, cause
+from tintformer.errors import InputError, LoadError, cause
 from tintformer.storage.foreign_text import check_characters, read_bytes, read_stream, user_path
-from tintformer.storage.foreign_tokenizers import check_tokenizer_files, panics_as_errors
-from tintformer.storage.gguf_headers import read_gguf_header
+from tintformer.storage.foreign_tokenizers import has_tokenizer, open_tokenizer, panics_as_errors
 from tintformer.storage.hub_models import main_snapshot
 from tintformer.storage.packages import model_directory
+from tintformer.storage.unpacking import plain_copy
 
 MIN_TOKENS = 4
 """Fewer cannot be split into a training part with a target and an evaluation part."""
 
 MAX_BYTES = 2**26
 """Of a text: tens of millions of tokens, which no context holds."""
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +71,23 @@ def _not_empty(text: str, source: str) -> str:
 def find_tokenizer(name: str) -> Any:
     """The tokenizer of a model: from its directory or its GGUF file, from the package, or from the cache or the hub."""
     given = user_path(name)
-    return _usable(_open(given if given.exists() else model_directory(name) or _find_on_hub(name)), name)
+    directory = given if given.exists() else model_directory(name) or _find_on_hub(name)
+    return _usable(open_tokenizer(_plain(directory)), name)
+
+
+def _plain(directory: Path) -> Path:
+    """Where the files of a tokenizer are: those of a GGUF file that was unpacked stand beside its copy."""
+    if not has_tokenizer(directory):
+        for file in sorted(directory.glob("*.gguf"))[:1]:
+            if (copy := plain_copy(file)) is not None and has_tokenizer(copy):
+                return copy
+    return directory
 
 
 def _find_on_hub(name: str) -> Path:
     """The directory in the hub's local cache, if a tokenizer is there; otherwise the hub is asked for its files."""
     found = main_snapshot(name, local=True, weights=False)
-    if found is not None and _has_tokenizer(found):
+    if found is not None and has_tokenizer(found):
         return found
     try:
         fetched = main_snapshot(name, weights=False)
@@ -88,39 +97,6 @@ def _find_on_hub(name: str) -> Path:
         ) from error
     assert fetched is not None
     return fetched
-
-
-def _has_tokenizer(directory: Path) -> bool:
-    return any((directory / file).exists() for file in _TOKENIZER_FILES)
-
-
-def _local_options(directory: Path) -> dict[str, Any]:
-    if directory.is_dir() and _has_tokenizer(directory):
-        return {}
-    quantised = sorted(file.name for file in directory.glob("*.gguf"))
-    if quantised:
-        return {"gguf_file": quantised[0]}
-    raise LoadError(f"{directory} holds no tokenizer; put the tokenizer.json of the model there")
-
-
-def _open(directory: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    options = _local_options(directory)
-    check_tokenizer_files(directory)
-    if file := options.get("gguf_file"):
-        read_gguf_header(directory / file)
-    try:
-        with panics_as_errors(f"the tokenizer of {directory}"):
-            return AutoTokenizer.from_pretrained(
-                str(directory), trust_remote_code=False, local_files_only=True, **options
-            )
-    except TintError:
-        raise
-    except Exception as error:  # transformers raises whatever its file readers raise
-        raise LoadError(
-            f"cannot read the tokenizer of {directory}: {cause(error)}; if its files are damaged, copy them again"
-        ) from error
 
 
 def _usable(tokenizer: Any, name: str) -> Any:

@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tintformer.errors import LoadError
+from tintformer.errors import LoadError, TintError, cause
 from tintformer.storage.foreign_files import check_model_files, read_foreign_json
+from tintformer.storage.gguf_headers import read_gguf_header
 from tintformer.storage.untrusted import refuse_code_and_huge_sizes
 
 MAX_GROWTH = 16
@@ -28,6 +29,42 @@ _MAX_COUNT = 4096
 _COUNTS = ("extra_ids", "offset")
 _TOKENIZER_CLASS = re.compile(r"\w*(Tokenizer|TokenizerFast|Backend)")
 _JSON = ("config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
+_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+"""In one of which a tokenizer keeps its vocabulary."""
+
+
+def has_tokenizer(directory: Path) -> bool:
+    return any((directory / file).exists() for file in _FILES)
+
+
+def open_tokenizer(directory: Path) -> Any:
+    """The tokenizer whose files are in a directory, or the one inside of its GGUF file; refused if it asks too much."""
+    from transformers import AutoTokenizer
+
+    options = _options(directory)
+    check_tokenizer_files(directory)
+    if file := options.get("gguf_file"):
+        read_gguf_header(directory / file)
+    try:
+        with panics_as_errors(f"the tokenizer of {directory}"):
+            return AutoTokenizer.from_pretrained(
+                str(directory), trust_remote_code=False, local_files_only=True, **options
+            )
+    except TintError:
+        raise
+    except Exception as error:  # transformers raises whatever its file readers raise
+        raise LoadError(
+            f"cannot read the tokenizer of {directory}: {cause(error)}; if its files are damaged, copy them again"
+        ) from error
+
+
+def _options(directory: Path) -> dict[str, Any]:
+    if directory.is_dir() and has_tokenizer(directory):
+        return {}
+    quantised = sorted(file.name for file in directory.glob("*.gguf"))
+    if quantised:
+        return {"gguf_file": quantised[0]}
+    raise LoadError(f"{directory} holds no tokenizer; put the tokenizer.json of the model there")
 
 
 def check_tokenizer_files(directory: Path) -> None:
