@@ -34,7 +34,7 @@ def call():
 call()
 print(json.dumps([call() for _ in range(int(sys.argv[1]))]))
 """
-ROUNDS = 3
+ROUNDS = 2
 
 
 @contextmanager
@@ -53,32 +53,30 @@ def seconds_of_calls(way: str, calls: int) -> list[float]:
     """Of a process of its own, whose environment says nothing about threads."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
     command = [sys.executable, "-W", "ignore", "-c", WAYS[way] + CALL, str(calls)]
-    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, env=environment, check=True).stdout)
+    done = subprocess.run(command, capture_output=True, env=environment, check=True)
+    return json.loads(done.stdout)
 
 
-def measure(calls: int) -> dict[str, dict[str, list[float]]]:
-    """Seconds of every call, by the machine's state and by the way of importing."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for state, processes in (("idle", 0), ("busy", os.cpu_count() or 1)):
-        found[state] = {way: [] for way in WAYS}
-        with busy(processes):
-            for _ in range(ROUNDS):
-                for way, seconds in found[state].items():
-                    seconds += seconds_of_calls(way, calls)
+def measure(calls: int) -> dict[str, list[float]]:
+    """Seconds of every call, by the way of importing."""
+    found: dict[str, list[float]] = {way: [] for way in WAYS}
+    with busy(os.cpu_count() or 1):
+        for _ in range(ROUNDS):
+            for way, seconds in found.items():
+                seconds += seconds_of_calls(way, calls)
     return found
 
 
 if __name__ == "__main__":
-    found = measure(int(sys.argv[1]) if len(sys.argv) > 1 else 20)
+    found = measure(int(sys.argv[1]) if len(sys.argv) > 1 else 10)
+    base = median(found["tintformer first"])
     rows = [
         {
-            "machine": state,
-            "way": way,
+            "imported": way,
             "median, ms": f"{1000 * median(seconds):.1f}",
             "worst, ms": f"{1000 * max(seconds):.1f}",
-            "/ tintformer first": f"{median(seconds) / median(ways['tintformer first']):.1f}",
+            "/ tintformer first": f"{median(seconds) / base:.1f}",
         }
-        for state, ways in found.items()
-        for way, seconds in ways.items()
+        for way, seconds in found.items()
     ]
     print(markdown_table(rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -206,7 +207,7 @@ class Subject:
     def _build(self, auxiliary: Auxiliary, rule: LearningRule) -> Simulator:
         from tintformer.simulator.simulator import build
 
-        with auxiliary.device:  # without weights it is made of shapes alone
+        with auxiliary.device if auxiliary.device.type == "meta" else nullcontext():  # without weights: shapes alone
             return build(auxiliary, rule, **self.knobs)
 
 
