@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+LIGHT := .venv/.light
 SMOLLM2 := .models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf
 
 # Waiting threads sleep instead of spinning (tintformer/threads.py); this is for what is run without `tint`.
@@ -17,7 +18,8 @@ export NO_MKDOCS_2_WARNING := 1
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
 
-demo: $(INSTALLED) ## train a small model inside one forward pass and show what changed
+# What the demo needs and no tools of development; where these are installed already, nothing is.
+demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(LIGHT)) ## train a small model inside one forward pass and show what changed
 	$(BIN)/tint demo
 
 # One thread a process: two test processes share the cores.
@@ -117,6 +119,12 @@ clean: ## remove caches and built files (.venv stays; delete it to start over)
 	find . -path ./.venv -prune -o -type d -name __pycache__ -exec rm -rf {} +
 
 # torch comes first and by its exact pin: a range would pull gigabytes of CUDA packages.
+$(LIGHT): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install -c constraints.txt -e '.[plots]'
+	touch $@
+
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"

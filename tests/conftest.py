@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Generator
@@ -17,7 +18,7 @@ SHARED = Path(os.environ.get("TINTFORMER_SHARED", ROOT.parent / "shared"))
 """Where real models and texts are, if they are."""
 
 # What a developer has fetched must not decide a test.
-os.environ["TINTFORMER_CACHE"] = tempfile.mkdtemp(prefix="tintformer-cache-")
+os.environ["TINTFORMER_CACHE"] = CACHE = tempfile.mkdtemp(prefix="tintformer-cache-")
 # Two test processes share the cores, and the last digits of a sum depend on the number of threads. This must precede
 # the import of torch. Heavy packages are imported by the tests that need them: one file must answer in seconds.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -43,6 +44,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     plugin = session.config.pluginmanager.get_plugin("hypothesispytest")
     if plugin is not None and "hypothesis" not in sys.modules:
         session.config.pluginmanager.unregister(plugin)
+
+
+def pytest_sessionfinish() -> None:
+    """Half a gigabyte is in the cache where SmolLM2 was unpacked."""
+    shutil.rmtree(CACHE, ignore_errors=True)
 
 
 def pytest_runtest_setup() -> None:

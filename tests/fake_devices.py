@@ -81,6 +81,8 @@ class _Factories(TorchDispatchMode):
         return compute(func, args, kwargs or {})
 
 
+FROM_NUMBERS = (torch.tensor, torch.as_tensor)
+"""What makes a tensor of numbers where no kernel of the device's is asked."""
 BY_DEVICE = (functional.scaled_dot_product_attention, torch.ops.aten.silu_backward)
 """What torch computes in another way where it has no kernel of the device's own."""
 
@@ -90,6 +92,15 @@ class _Kernels(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in FROM_NUMBERS and torch.device(place := kwargs.get("device") or CPU) in (FIRST, SECOND):
+            return Labelled(bare(func(*tree_map(bare, args), **{**kwargs, "device": CPU})), torch.device(place))
+        if func is Tensor.new_tensor and isinstance(args[0], Labelled):
+            return Labelled(torch.tensor(args[1], dtype=args[0].dtype), args[0].device)
+        if func in (Tensor.__getitem__, Tensor.__setitem__) and isinstance(args[0], Labelled):
+            # Torch makes a tensor of a list of places, on the device of what they are places in.
+            places = args[1] if isinstance(args[1], tuple) else (args[1],)
+            made = (Labelled(torch.tensor(each), args[0].device) if isinstance(each, list) else each for each in places)
+            return func(args[0], tuple(made), *args[2:])
         if func not in BY_DEVICE:
             return func(*args, **kwargs)
         places = {each.device for each in args if isinstance(each, Tensor)}
@@ -106,11 +117,16 @@ def fake_devices() -> Iterator[None]:
 
 
 def put(model: nn.Module, places: dict[str, torch.device]) -> None:
-    """Move parameters and buffers, by the longest prefix of their names that is given."""
+    """Move parameters and buffers, by the longest prefix of their names that is given; tied ones stay one."""
+    moved: dict[tuple[int, torch.device], Tensor] = {}
     for path, module in model.named_modules():
         for tensors in (module._parameters, module._buffers):
             for key, tensor in tensors.items():
                 prefixes = [prefix for prefix in places if f"{path}.{key}".startswith(prefix)]
                 if tensor is not None and prefixes:
-                    moved = Labelled(bare(tensor.detach()), places[max(prefixes, key=len)])
-                    tensors[key] = nn.Parameter(moved, requires_grad=False) if tensors is module._parameters else moved
+                    key_of = id(tensor), places[max(prefixes, key=len)]
+                    if key_of not in moved:
+                        new = Labelled(bare(tensor.detach()), key_of[1])
+                        is_parameter = tensors is module._parameters
+                        moved[key_of] = nn.Parameter(new, requires_grad=False) if is_parameter else new
+                    tensors[key] = moved[key_of]

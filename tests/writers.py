@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,18 @@ def fetch_rows(folder: Path, version: int) -> None:
     tint("fetch", "sst2")
 
 
+def unpack_gguf(folder: Path, version: int) -> None:
+    """The copy that the first load of a GGUF file makes; the second time of another file in its place."""
+    from fuzzing.bases import save_gguf
+
+    import tintformer as tint
+
+    save_gguf(Path("gguf"), seed=version)
+    os.environ["TINTFORMER_CACHE"] = str(folder)
+    warnings.simplefilter("error", tint.TintWarning)  # a copy that cannot be made is none
+    tint.load("./gguf")
+
+
 def save_simulator(folder: Path, version: int) -> None:
     import tintformer as tint
 
@@ -201,6 +214,7 @@ WRITERS = (
     ),
     Writer("fetch", fetch_model, group=alone, atomic=True, stays=(".tiny.lock",)),
     Writer("fetch: rows", fetch_rows, group=alone, atomic=True),
+    Writer("load: GGUF", unpack_gguf, atomic=True, repeatable=False),
     Writer("Simulator.save_pretrained", save_simulator),
     Writer("Network.save_pretrained", save_network),
     Writer("TintForCausalLM.save_pretrained", save_transformers_model),

@@ -34,6 +34,8 @@ class Settings:
     engine: str = "fast"
     """The engine that runs as the method `fast`."""
     dtype: str = "float32"
+    device: str = "cpu"
+    """One device; memory is measured on the CPU alone."""
     forms: bool = False
     """Also time the engine with every update in the dual form, and with every update materialised."""
     memory: bool = True
@@ -45,11 +47,15 @@ class Settings:
     def __post_init__(self) -> None:
         from tintbench.timed_methods import METHODS
         from tintformer.learning.engine_registry import ENGINES
+        from tintformer.storage.loading import check_device
 
         _require_known("case", self.cases, CASES)
         _require_known("method", self.methods, METHODS)
         _require_known("engine", (self.engine,), ENGINES)
         _require_known("dtype", (self.dtype,), DTYPES)
+        check_device(self.device)
+        if self.device == "auto" or (self.memory and self.device != "cpu"):
+            raise BenchError(f"device={self.device}: times are taken on one device, and memory on the cpu alone")
         for name in ("repetitions", "threads"):
             if getattr(self, name) < 1:
                 raise BenchError(f"{name}={getattr(self, name)} must be at least 1")

@@ -46,9 +46,9 @@ def median_seconds(function: Callable[[], object], repetitions: int) -> float:
     return median(seconds_of(function) for _ in range(repetitions))
 
 
-def multiply_add_peak(dtype: torch.dtype, *, size: int = 2048, tries: int = 5) -> float:
+def multiply_add_peak(dtype: torch.dtype, device: str = "cpu", *, size: int = 2048, tries: int = 5) -> float:
     """Multiply-adds a second of the best of several square products, with the threads of this process."""
-    left, right = torch.ones(size, size, dtype=dtype), torch.ones(size, size, dtype=dtype)
+    left, right = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
     result = left @ right
     return size**3 / min(seconds_of(lambda: torch.mm(left, right, out=result)) for _ in range(tries))
 
@@ -65,9 +65,11 @@ def threads(number: int) -> Generator[None]:
 
 
 def seconds_of(function: Callable[[], object]) -> float:
-    """The time of one call."""
+    """The time of one call, until its last result is there."""
     start = time.perf_counter()
     function()
+    if torch.accelerator.is_available():  # what runs there is only begun by a call
+        torch.accelerator.synchronize()
     return time.perf_counter() - start
 
 

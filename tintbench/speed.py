@@ -93,7 +93,8 @@ def _measure_case(settings: Settings, setup: Setup, model: str, case: str, progr
     measured = {
         name: Measured(methods[name], seconds[name], losses[name], memory.get(name, Peak())) for name in methods
     }
-    return make_records(settings, model, case, measured, skipped, multiply_add_peak(setup.auxiliary.dtype))
+    peak = multiply_add_peak(setup.auxiliary.dtype, settings.device)
+    return make_records(settings, model, case, measured, skipped, peak)
 
 
 def _within(progress: Progress, index: int, count: int, title: str) -> Progress:

@@ -37,7 +37,7 @@ class Setup:
     @classmethod
     def of(cls, settings: Settings, model: str) -> Setup:
         """Make the model."""
-        auxiliary = load(make_model(model, getattr(torch, settings.dtype), seed=settings.seed))
+        auxiliary = load(make_model(model, getattr(torch, settings.dtype), seed=settings.seed).to(settings.device))
         rule = LearningRule(learning_rate=settings.learning_rate)
         return cls(auxiliary=auxiliary, rule=rule, engine=settings.engine, seed=settings.seed)
 
@@ -50,7 +50,8 @@ class Setup:
         return MultiplyAdds(self.auxiliary, self.rule)
 
     def tokens(self, rows: int, length: int) -> Tensor:
-        return random_tokens((rows, length), self.auxiliary.vocabulary_size, seed=self.seed)
+        ids = random_tokens((rows, length), self.auxiliary.vocabulary_size, seed=self.seed)
+        return ids.to(self.auxiliary.device)
 
     def tint(self, **knobs: Any) -> Tint:
         """The engine under test; `knobs` are those of `Tint`."""

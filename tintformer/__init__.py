@@ -6,7 +6,9 @@
 import lazy_loader
 
 from tintformer.integrations.transformers.register import register_when_imported
+from tintformer.threads import use_sleeping_threads
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
+use_sleeping_threads()
 register_when_imported()

@@ -71,3 +71,29 @@ def test_what_surrounds_a_command(case: str, tmp_path: Path) -> None:
     assert out in done.stdout and err in done.stderr, (done.stdout, done.stderr)
     assert b"Traceback" not in done.stderr and done.stderr.count(b"\n") <= 1
     assert not list(tmp_path.iterdir())
+
+
+ENDING = """
+import atexit, sys
+from tintformer import cli
+
+class Late:
+    def __del__(self):
+        print("taken apart")
+
+late, run = Late(), cli.main
+
+def main():
+    atexit.register(print, "cleaned up")
+    run()
+
+cli.main, sys.argv = main, ["tint", *sys.argv[1:]]
+cli.command()
+"""
+
+
+@pytest.mark.parametrize(("word", "code"), [("--version", 0), ("no-such-command", 2)])
+def test_the_process_ends_when_all_is_said_and_cleaned_up(word: str, code: int) -> None:
+    done = subprocess.run([sys.executable, "-c", ENDING, word], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == code and (done.stdout + done.stderr).count("\n") >= 2
+    assert done.stdout.endswith("cleaned up\n"), "and modules are not taken apart after that"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy
@@ -13,12 +14,12 @@ EVALUATION = "lm-fuzz"
 """The name of the run whose results are damaged."""
 
 
-def save_gguf(place: Path) -> None:
-    """A tiny LLaMA in full precision, with the settings that a reader needs and no others."""
+def save_gguf(place: Path, *, seed: int = 0, tokens: Sequence[str] = ()) -> None:
+    """A tiny LLaMA in full precision, with the settings that a reader needs and no others, or with a tokenizer too."""
     from gguf import GGUFWriter
 
-    place.mkdir()
-    width, vocabulary, inner, heads = 8, 29, 12, 2
+    place.mkdir(exist_ok=True)
+    width, vocabulary, inner, heads = 8, len(tokens) or 29, 12, 2
     writer = GGUFWriter(place / "model.gguf", "llama")
     writer.add_context_length(64)
     writer.add_embedding_length(width)
@@ -30,6 +31,12 @@ def save_gguf(place: Path) -> None:
     writer.add_rope_dimension_count(width // heads)
     writer.add_rope_freq_base(100.0)
     writer.add_vocab_size(vocabulary)
+    if tokens:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list(list(tokens))
+        writer.add_token_merges(["a b"])
+        writer.add_bos_token_id(0)
+        writer.add_eos_token_id(0)
     shapes = {
         "token_embd": (vocabulary, width),
         "output": (vocabulary, width),
@@ -44,7 +51,7 @@ def save_gguf(place: Path) -> None:
         "blk.0.ffn_up": (inner, width),
         "blk.0.ffn_down": (width, inner),
     }
-    random = numpy.random.default_rng(0)
+    random = numpy.random.default_rng(seed)
     for name, shape in shapes.items():
         writer.add_tensor(f"{name}.weight", (0.3 * random.standard_normal(shape)).astype(numpy.float32))
     writer.write_header_to_file()

@@ -77,8 +77,11 @@ def _quantisation(config: Config) -> str | None:
     return str(getattr(method, "value", method))
 
 
-def check_model(model: Any, name: str) -> Family:
-    """The family of a supported model object that computes as its class says and whose weights are there and finite."""
+def check_model(model: Any, name: str, *, finite: bool = False) -> Family:
+    """The family of a supported model object that computes as its class says and whose weights are there and finite.
+
+    `finite` says that they are known to be: to read them all takes longer than to load them.
+    """
     family = find_family(model.config, name)
     reasons = alterations(model)
     if model.get_output_embeddings() is None:
@@ -91,7 +94,7 @@ def check_model(model: Any, name: str) -> Family:
             reasons.append(f"parameter {parameter_name} has dtype {parameter.dtype}: quantised weights do not learn")
         elif not parameter.numel():  # of which there is no smallest element
             reasons.append(f"parameter {parameter_name} is empty, of shape {tuple(parameter.shape)}")
-        elif not all(torch.isfinite(end) for end in parameter.aminmax()):  # in no memory, unlike element by element
+        elif not (finite or all(torch.isfinite(end) for end in parameter.aminmax())):  # in no memory, unlike one by one
             reasons.append(f"parameter {parameter_name} contains NaN or infinity: the checkpoint is damaged")
     if len(found := Counter(data.dtype for data, _ in placed.values())) > 1:
         dtypes = ", ".join(f"{dtype} ({count})" for dtype, count in found.most_common())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tintformer.cli.options import Dtype, Json, Model, RuleOptions, Text, with_rule_options
+from tintformer.cli.options import Device, Dtype, Json, Model, RuleOptions, Text, with_rule_options
 from tintformer.cli.rule_setup import (
     choose_rule,
     losses_record,
@@ -44,6 +44,7 @@ def adapt(
         int | None, typer.Option(help="Number of tokens of each text that are trained on, instead.")
     ] = None,
     dtype: Dtype = "float32",
+    device: Device = None,
     json: Json = False,
 ) -> None:
     """Train a model on texts and write the update, for `tint run --adapted` and `tintformer.Tuned.load`."""
@@ -56,7 +57,7 @@ def adapt(
     check_file(output)
     contents = [read_text(text, each) for each in file or [None]]
     with warnings_as_lines():
-        auxiliary, tokenizer = open_model(model, dtype), find_tokenizer(model)
+        auxiliary, tokenizer = open_model(model, dtype, device), find_tokenizer(model)
         input_ids, attended = pad([encode(tokenizer, content) for content in contents])
         record = train_and_save(auxiliary, rule, input_ids, attended, training_part(attended, split), output)
     if json:

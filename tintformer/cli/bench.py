@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tintformer.cli.options import Json
+from tintformer.cli.options import Device, Json
 from tintformer.console import doing, print_json, print_table, say
 
 QUICK: dict[str, Any] = {
@@ -39,6 +39,7 @@ def bench(
     dtype: Annotated[
         str, typer.Option(help="float32, float64, or bfloat16 (which is compared with the engine in float32).")
     ] = "float32",
+    device: Device = None,
     forms: Annotated[
         bool, typer.Option("--forms", help="Also the engine with dual updates only, and with materialised ones only.")
     ] = False,
@@ -66,8 +67,10 @@ def bench(
         "repetitions": repetitions,
         "memory": memory,
     }
-    given = {name: value for name, value in asked.items() if value not in (None, ())}
+    given: dict[str, Any] = {name: value for name, value in asked.items() if value not in (None, ())}
     fixed: dict[str, Any] = {"threads": threads, "engine": engine, "dtype": dtype, "forms": forms}
+    if device not in (None, "cpu"):
+        given = {"memory": False, **given, "device": device}
     settings = Settings(**((QUICK if quick else {}) | given | fixed))
     if output is not None:
         check_output(output)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tintformer.cli.options import (
+    Device,
     Dtype,
     Json,
     Model,
@@ -42,6 +43,7 @@ def build(
     full: Annotated[bool, typer.Option("--full", help="Write every constructed tensor, not only the weights.")] = False,
     file: Annotated[Path | None, typer.Option(help="A text to find the learning rate on.")] = None,
     dtype: Dtype = "float32",
+    device: Device = None,
     json: Json = False,
 ) -> None:
     """Construct the transformer that trains MODEL in its forward pass, and write it to a directory.
@@ -53,7 +55,7 @@ def build(
     rule.build()
     _check_directory(output)
     with warnings_as_lines():
-        auxiliary = open_model(model, dtype)
+        auxiliary = open_model(model, dtype, device)
         settled, choice = _settle(auxiliary, rule, model, text, file)
         doing(f"building the simulator of {model}")
         simulator = _construct(auxiliary, settled, knobs)

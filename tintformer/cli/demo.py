@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tintformer.cli.options import Json
+from tintformer.cli.options import Device, Dtype, Json
 from tintformer.cli.rule_setup import open_model, warnings_as_lines
 from tintformer.console import doing, on_one_line, print_json, say
 from tintformer.learning.split import Split
@@ -34,6 +34,8 @@ def demo(
         Path, typer.Option("--output", "-o", help="Directory for the reports, one for each model.")
     ] = REPORTS,
     report: Annotated[bool, typer.Option(help="Write the reports.")] = True,
+    dtype: Dtype = "float32",
+    device: Device = None,
     json: Json = False,
 ) -> None:
     """Train the bundled models inside one forward pass on the first part of a text, and score the rest.
@@ -52,7 +54,7 @@ def demo(
     tell: Tell = (lambda _: None) if json else say
     with warnings_as_lines():
         for model in BUNDLED:
-            auxiliary, tokenizer = open_model(model, "float32"), find_tokenizer(model)
+            auxiliary, tokenizer = open_model(model, dtype, device), find_tokenizer(model)
             for text in TEXTS:
                 doing(f"{model} reads {text}")
                 results.append(show(auxiliary, tokenizer, text, places.get((model, text)), tell))

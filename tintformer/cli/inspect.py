@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ import typer
 
 from tintformer.cli.inspect_network import inspect_network
 from tintformer.cli.options import (
+    Device,
     Dtype,
     Json,
     RuleOptions,
@@ -108,6 +110,7 @@ def inspect(
         typer.Option(help=f"Draw construction and network into this directory; without MODEL, of {FIGURES_OF}."),
     ] = None,
     dtype: Dtype = "float32",
+    device: Device = None,
     json: Json = False,
 ) -> None:
     """Show how a model's simulator is laid out: modules, regions, heads, prefix tokens, parameters.
@@ -122,7 +125,7 @@ def inspect(
     if engine == "network":
         # Without a text nothing runs, unless values are asked for: then it is the text of `tint verify`.
         content = read(text, file) if values or text is not None or file is not None else None
-        inspect_network(model, content, rule, knobs, view, split, tokens=tokens, dtype=dtype, json=json)
+        inspect_network(model, content, rule, knobs, view, split, tokens=tokens, dtype=dtype, device=device, json=json)
         return
     if engine != "simulator":
         raise InputError(f"--engine {engine} cannot be inspected; choose simulator or network")
@@ -131,7 +134,7 @@ def inspect(
     elif model is None:
         raise InputError("there is no model: give a directory or a hub id such as gpt2")
     else:
-        subject = Subject(model=model, dtype=dtype, rule=rule, knobs=knobs)
+        subject = Subject(model=model, dtype=dtype, device=device, rule=rule, knobs=knobs)
         if text is None and file is None and not values:
             record = plan_record(subject.shapes(), view, None)
         else:
@@ -157,11 +160,12 @@ class Subject:
 
     model: str
     dtype: str
+    device: str | None
     rule: RuleOptions
     knobs: Record
 
     def __post_init__(self) -> None:
-        given = given_names({**self.rule, **self.knobs})
+        given = given_names({**self.rule, **self.knobs}, device=self.device)
         if self.is_built and given:
             raise InputError(f"{self.model} is a simulator already, so leave out {', '.join(given)}")
 
@@ -179,7 +183,7 @@ class Subject:
 
     def load(self) -> Simulator | Auxiliary:
         """The simulator that was written, or the model, with its weights."""
-        return self._stored() if self.is_built else open_model(self.model, self.dtype)
+        return self._stored() if self.is_built else open_model(self.model, self.dtype, self.device)
 
     def settle(
         self, loaded: Simulator | Auxiliary, input_ids: torch.Tensor, train_mask: torch.Tensor
@@ -203,7 +207,7 @@ class Subject:
     def _build(self, auxiliary: Auxiliary, rule: LearningRule) -> Simulator:
         from tintformer.simulator.simulator import build
 
-        with auxiliary.device:  # without weights it is made of shapes alone
+        with auxiliary.device if auxiliary.device.type == "meta" else nullcontext():  # without weights: shapes alone
             return build(auxiliary, rule, **self.knobs)
 
 

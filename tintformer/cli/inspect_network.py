@@ -30,6 +30,7 @@ def inspect_network(
     *,
     tokens: int,
     dtype: str,
+    device: str | None,
     json: bool,
 ) -> None:
     """Print the layers of a network; with a text, also what they write at one token."""
@@ -43,7 +44,7 @@ def inspect_network(
         if content is None:
             record = _layers_alone(model, rule, knobs, view, tokens)
         else:
-            record = _with_values(model, content, rule, knobs, view, split, tokens, dtype)
+            record = _with_values(model, content, rule, knobs, view, split, tokens, dtype, device)
     if json:
         print_json(record)
     else:
@@ -63,7 +64,15 @@ def _layers_alone(model: str, rule: RuleOptions, knobs: Record, view: View, toke
 
 
 def _with_values(
-    model: str, content: str, rule: RuleOptions, knobs: Record, view: View, split: Split, tokens: int, dtype: str
+    model: str,
+    content: str,
+    rule: RuleOptions,
+    knobs: Record,
+    view: View,
+    split: Split,
+    tokens: int,
+    dtype: str,
+    device: str | None,
 ) -> Record:
     import torch
 
@@ -72,7 +81,7 @@ def _with_values(
     from tintformer.learning.text import encode, find_tokenizer
     from tintformer.network.network import Network
 
-    auxiliary = open_model(model, dtype)
+    auxiliary = open_model(model, dtype, device)
     encoded = encode(find_tokenizer(model), content)
     input_ids = torch.tensor([encoded.input_ids[:tokens]])
     num_tokens = input_ids.shape[1]

@@ -70,6 +70,13 @@ CONSTRUCTION_OPTIONS: dict[str, Any] = {
 }
 """An option for every knob of `Construction`."""
 Dtype = Annotated[str, typer.Option(help=f"Dtype of the model: {', '.join(DTYPES)}.")]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        help="Where to compute: cpu (default), cuda, cuda:1, ...; auto spreads a large model over all devices.",
+        show_default=False,
+    ),
+]
 
 
 class RuleOptions(dict[str, Any]):

@@ -10,6 +10,7 @@ import typer
 
 from tintformer.cli.options import (
     BeyondContext,
+    Device,
     Dtype,
     Json,
     Model,
@@ -52,6 +53,7 @@ def report(
     tokens: TokensOption = None,
     engine: Annotated[str, typer.Option(help="fast, simulator, reference or oracle; they agree.")] = "fast",
     dtype: Dtype = "float32",
+    device: Device = None,
     cosine: Annotated[
         bool | None,
         typer.Option(
@@ -81,7 +83,7 @@ def report(
     with warnings_as_lines():
         import torch
 
-        auxiliary, tokenizer = open_model(model, dtype), find_tokenizer(model)
+        auxiliary, tokenizer = open_model(model, dtype, device), find_tokenizer(model)
         encoded = encode(tokenizer, content).first(tokens)
         check_context_length(auxiliary, len(encoded.input_ids), beyond_context, generate)
         input_ids = torch.tensor([encoded.input_ids])

@@ -37,24 +37,38 @@ def warnings_as_lines(gather: Callable[[list[str]], list[str]] = lambda messages
         complain(f"warning: {message}")
 
 
-def open_model(name: str, dtype: str) -> Auxiliary:
+def open_model(name: str, dtype: str, device: str | None = None) -> Auxiliary:
     """Load a model without the chatter of the libraries, unless this machine could never run it."""
+    from tintformer.storage.packages import require_model
+
     check_dtype(dtype)
     doing(f"loading {name}")
+    require_model(name)  # a wrong one is told of before seconds of imports
     quiet_libraries()
+    check_place(dtype, device)
     import torch
 
     from tintformer.analysis.planning.estimate import refuse_the_impossible
     from tintformer.storage.loading import load
 
-    refuse_the_impossible(name, getattr(torch, dtype))
-    return load(name, dtype=getattr(torch, dtype))
+    if device in (None, "cpu"):  # of other devices' memory nothing is known here
+        refuse_the_impossible(name, getattr(torch, dtype))
+    return load(name, dtype=getattr(torch, dtype), device=device)
 
 
 def check_dtype(dtype: str) -> None:
     """Refuse a dtype that models are not computed in."""
     if dtype not in DTYPES:
         raise LoadError(f"dtype={brief(dtype)} is unknown; choose one of {', '.join(DTYPES)}")
+
+
+def check_place(dtype: str, device: str | None) -> None:
+    """Refuse a dtype that models are not computed in, and a device that is not here."""
+    check_dtype(dtype)
+    if device is not None:
+        from tintformer.storage.loading import check_device
+
+        check_device(device)
 
 
 def quiet_libraries() -> None:
@@ -131,6 +145,7 @@ def provenance(auxiliary: Auxiliary, rule: LearningRule, choice: RateChoice | No
     return {
         "model": auxiliary.name,
         "dtype": str(auxiliary.dtype).removeprefix("torch."),
+        "device": str(auxiliary.device),
         "rule": asdict(rule),
         "rate_choice": {**asdict(choice), "curve": curve} if choice else None,
         "versions": {

@@ -9,6 +9,7 @@ import typer
 
 from tintformer.cli.options import (
     BeyondContext,
+    Device,
     Dtype,
     Json,
     Model,
@@ -56,6 +57,7 @@ def run(
     ] = None,
     engine: Annotated[str, typer.Option(help="fast, simulator, reference or oracle; they agree.")] = "fast",
     dtype: Dtype = "float32",
+    device: Device = None,
     generate: Annotated[
         int, typer.Option(min=0, help="Continue the text by so many tokens, greedily, before and after.")
     ] = 0,
@@ -75,7 +77,7 @@ def run(
         _check_adapted(adapted, training)
     content = read_text(text, file)
     with warnings_as_lines():
-        auxiliary = open_model(model, dtype)
+        auxiliary = open_model(model, dtype, device)
         from tintformer.learning.tuned import Tuned
         from tintformer.study.learn import learn_text, score_text
 

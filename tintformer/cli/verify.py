@@ -9,6 +9,7 @@ import typer
 
 from tintformer.cli.options import (
     MAX_STEPS,
+    Device,
     Dtype,
     Json,
     Model,
@@ -60,6 +61,7 @@ def verify(
         float | None, typer.Option(help="Replaces every tolerance; default: by dtype and rule.")
     ] = None,
     dtype: Dtype = "float32",
+    device: Device = None,
     json: Json = False,
 ) -> None:
     """Check the simulator of a model: each module, the whole pass, the gradients of each preset, and the theorems.
@@ -85,7 +87,7 @@ def verify(
     )
     content = TEXT if text is None and file is None else read_text(text, file)
     with warnings_as_lines():
-        auxiliary = open_model(model, dtype)
+        auxiliary = open_model(model, dtype, device)
         input_ids = encode_for(auxiliary, model, content, tokens)
         train_mask = _first(input_ids, split)
         report = run_verify(auxiliary, input_ids, train_mask, subject, settings, layers=layers, progress=doing)
@@ -138,10 +140,8 @@ def _title(identity: dict[str, Any]) -> str:
     kept, total = identity["layers"], identity["layers_of_model"]
     blocks = f"all {total} blocks" if kept == total else f"the first {kept} of {total} blocks"
     tokens = f"{identity['tokens']} tokens, {identity['train_tokens']} of them trained on"
-    return (
-        f"{identity['model']} in {identity['dtype']}, {blocks}, engine {identity['engine']}; {tokens}, "
-        f"learning rate {identity['learning_rate']:.2g}"
-    )
+    what = f"{identity['model']} in {identity['dtype']} on {identity['device']}, {blocks}, engine {identity['engine']}"
+    return f"{what}; {tokens}, learning rate {identity['learning_rate']:.2g}"
 
 
 def _print_verdict(failures: list[str]) -> None:

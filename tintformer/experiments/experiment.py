@@ -55,6 +55,8 @@ class Experiment(ABC):
     steps: int = 1
     engine: str = "fast"
     dtype: str = "float32"
+    device: str | None = None
+    """Where it computes, the CPU if nothing is said."""
     threads: int = 1
     """Of each process. Recorded, because the last digits of a sum depend on it."""
 
@@ -70,6 +72,12 @@ class Experiment(ABC):
         require_within("steps", self.steps, 1, MAX_STEPS)
         if self.engine not in ENGINES:
             raise InputError(f"engine={brief(self.engine)} is unknown; choose one of {', '.join(ENGINES)}")
+
+    @property
+    def hardware(self) -> dict[str, Any]:
+        """What decides the last digits of a result: threads, and a device that is not the CPU."""
+        kind = (self.device or "cpu").partition(":")[0]
+        return {"threads": self.threads, **({} if kind == "cpu" else {"device": kind})}
 
     @property
     def has_one_rate(self) -> bool:

@@ -93,7 +93,7 @@ class InContextLearning(Experiment):
             "tuning": self.tuning if unit.part == "tuning" else None,
             "tests": self.tests if unit.part == "test" else None,
             "examples": [unit.start, unit.stop],
-            "threads": self.threads,
+            **self.hardware,
             "code": code_version(),
         }
 
@@ -241,7 +241,7 @@ class OpenTask:
 def open_task(experiment: InContextLearning) -> OpenTask:
     """Load the model and the task."""
     task = load_task(experiment.task, experiment.location, variant=experiment.variant)
-    model = open_model(experiment.model, experiment.dtype)
+    model = open_model(experiment.model, experiment.dtype, experiment.device)
     experiment.check_rules(len(model.auxiliary.blocks))
     context = model.auxiliary.max_positions or CONTEXT
     return OpenTask(

@@ -93,7 +93,7 @@ class LabelScorer:
         assert logits is not None
         # One row of logits holds the log-probability of every label word, so one pass serves all of them.
         ids = torch.tensor([[answer[0] for answer in each.answers] for each in asked])
-        return logits.double().log_softmax(-1).gather(1, ids).tolist()
+        return logits.double().log_softmax(-1).gather(1, ids.to(logits.device)).tolist()
 
     def _predict(self, sequences: Sequence[Packed], *, logits: bool) -> tuple[Tensor, Tensor | None]:
         """The loss of the answer of each sequence, and the logits that predict its first token."""

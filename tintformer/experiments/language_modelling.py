@@ -76,7 +76,7 @@ class LanguageModelling(Experiment):
             "length": opened.length,
             "train_tokens": unit.num_train,
             "blocks": list(unit.blocks),
-            "threads": self.threads,
+            **self.hardware,
             "code": code_version(),
         }
 
@@ -184,7 +184,7 @@ def open_language(experiment: LanguageModelling) -> OpenLanguage:
     import numpy as np
 
     texts = load_texts(experiment.data, experiment.location)
-    model = open_model(experiment.model, experiment.dtype)
+    model = open_model(experiment.model, experiment.dtype, experiment.device)
     experiment.check_rules(len(model.auxiliary.blocks))
     length = min(experiment.length, model.auxiliary.max_positions or experiment.length)
     blocks = tuple(texts.blocks(model.tokenizer, length, keep_rest=False))

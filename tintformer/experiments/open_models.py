@@ -15,7 +15,15 @@ from tintformer.experiments.record_store import sha256
 if TYPE_CHECKING:
     from tintformer.auxiliary.description import Auxiliary
 
-_PROVENANCE = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
+_PROVENANCE = (
+    "_name_or_path",
+    "transformers_version",
+    "architectures",
+    "dtype",
+    "torch_dtype",
+    # How the weights were packed in the file; what they are now, their own hash says.
+    "quantization_config",
+)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -33,14 +41,14 @@ def short_name(model: str) -> str:
 
 
 @lru_cache(maxsize=2)
-def open_model(name: str, dtype: str) -> OpenModel:
+def open_model(name: str, dtype: str, device: str | None = None) -> OpenModel:
     """Load a model; two stay in memory, for comparisons."""
     import torch
 
     from tintformer.learning.text import find_tokenizer
     from tintformer.storage.loading import load
 
-    auxiliary, tokenizer = load(name, dtype=getattr(torch, dtype)), find_tokenizer(name)
+    auxiliary, tokenizer = load(name, dtype=getattr(torch, dtype), device=device), find_tokenizer(name)
     return OpenModel(auxiliary=auxiliary, tokenizer=tokenizer, identity=model_identity(auxiliary.model, tokenizer))
 
 

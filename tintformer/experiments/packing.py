@@ -177,7 +177,7 @@ def loss_by_segment(rows: Sequence[Packed], token_loss: Tensor) -> Tensor:
 
     losses: list[Tensor] = []
     for row, lost in zip(rows, token_loss.double(), strict=True):
-        segments = torch.tensor(row.segments)
+        segments = torch.tensor(row.segments, device=lost.device)
         losses += [lost[: len(row)][segments == at].sum() for at in sorted({*row.segments} - {SHARED})]
     return torch.stack(losses)
 

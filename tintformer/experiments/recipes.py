@@ -49,10 +49,12 @@ def by_protocol(experiment: Any, protocol: str) -> Any:
     return changed
 
 
-def share_of_blocks(model: str, share: str, dtype: str = "float32") -> int | None:
+def share_of_blocks(model: str, share: str, dtype: str = "float32", device: str | None = None) -> int | None:
     """How many of a model's blocks "all" (None), "half" or "quarter" of them are, at least one."""
     # The model itself is asked, which the experiment opens anyway: some files have no configuration beside them.
-    return None if share == "all" else max(1, len(open_model(model, dtype).auxiliary.blocks) // _SHARES[share])
+    if share == "all":
+        return None
+    return max(1, len(open_model(model, dtype, device).auxiliary.blocks) // _SHARES[share])
 
 
 def compared(experiment: Any, models: Sequence[str]) -> list[Any]:
@@ -89,6 +91,6 @@ def table_settings(base: InContextLearning, models: Sequence[str]) -> list[InCon
 
 def _settings(base: InContextLearning, model: str) -> list[InContextLearning]:
     return [
-        replace(base, model=model, layers=share_of_blocks(model, share, base.dtype), steps=steps)
+        replace(base, model=model, layers=share_of_blocks(model, share, base.dtype, base.device), steps=steps)
         for share, steps in SETTINGS
     ]

@@ -218,7 +218,7 @@ def continuations(
 def _scored(out: TintOutput, input_ids: Tensor, words: Words) -> Iterator[ScoredToken]:
     assert out.token_loss_before is not None
     evaluated = out.evaluation_mask
-    targets: list[int] = input_ids[evaluated].tolist()
+    targets: list[int] = input_ids.to(evaluated.device)[evaluated].tolist()
     positions: list[int] = evaluated[0].nonzero().flatten().tolist()
     tops = [_top(logits, targets, words) for logits in (out.logits_before, out.logits)]
     before: list[float] = out.token_loss_before[evaluated].tolist()

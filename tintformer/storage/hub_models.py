@@ -106,6 +106,49 @@ def main_snapshot(name: str, *, local: bool = False, weights: bool = True) -> Pa
         raise
 
 
+def find_on_hub(name: str) -> Path:
+    """The directory in the local cache, if it is complete; otherwise the hub is asked once, without retries."""
+    if found := _complete_snapshot(name):
+        return found
+    require_hub(name)
+    with _asking(name):
+        _ask_for(name)
+        fetched = main_snapshot(name)
+    assert fetched is not None
+    return fetched
+
+
+def require_on_hub(name: str) -> None:
+    """Refuse a name that is neither in the local cache nor on the hub; nothing is fetched."""
+    if _complete_snapshot(name) is None:
+        with _asking(name):
+            _ask_for(name)
+
+
+def _complete_snapshot(name: str) -> Path | None:
+    found = main_snapshot(name, local=True)
+    return found if found is not None and is_complete(found) else None
+
+
+def _ask_for(name: str) -> None:
+    from huggingface_hub import HfApi
+
+    HfApi().model_info(name, timeout=10)
+
+
+@contextmanager
+def _asking(name: str) -> Generator[None]:
+    try:
+        yield
+    except Exception as error:  # the hub's client raises its own errors, those of httpx and plain OSErrors
+        from tintformer.storage.configs import near_model  # which knows of packages, and they of this module
+
+        raise LoadError(
+            f"cannot load {name!r}: it is no local directory, it is not in the local cache, and the hub does not "
+            f"give it ({cause(error)}); check the name and the connection, or give a directory{near_model(name)}"
+        ) from error
+
+
 def cached_snapshot(name: str) -> Path | None:
     """A complete copy in the cache of the hub, of the main revision or of a converted one."""
     from huggingface_hub import snapshot_download

@@ -17,15 +17,13 @@ from tintformer.auxiliary.describe import describe
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.validation import COMPUTED, check_model, find_family
 from tintformer.errors import LoadError, TintError, brief, cause
-from tintformer.storage.configs import near_model
 from tintformer.storage.fit import check_config_matches_weights, check_size, refuse_differences, refuse_untied
 from tintformer.storage.foreign_files import check_model_files, read_foreign_json
-from tintformer.storage.foreign_text import user_path
-from tintformer.storage.gguf_headers import GgufHeader, read_gguf_header
-from tintformer.storage.hub_models import is_complete, main_snapshot, require_hub
-from tintformer.storage.packages import model_directory
+from tintformer.storage.gguf_headers import read_gguf_header
+from tintformer.storage.packages import find_model
 from tintformer.storage.safetensors_headers import INDEX, read_headers, refuse_adapters
 from tintformer.storage.tokenizers import find_tokenizer, find_tokenizer_of_object
+from tintformer.storage.unpacking import plain_copy, unpack
 from tintformer.storage.untrusted import refuse_code_and_huge_sizes, refuse_huge_generation
 from tintformer.typed_fields import checked
 
@@ -52,7 +50,8 @@ def load(
             `nano-llama`), a name that `tint fetch` has brought (`smollm2-135m`), or a transformers model. What exists
             on disk comes before every name. An `Auxiliary` is returned as it is.
         dtype: A floating-point type of torch; None is float32 for names and paths.
-        device: Where the whole model goes: "cpu", "cuda", "cuda:1", a `torch.device`; None leaves it on the CPU.
+        device: Where the whole model goes: "cpu", "cuda", "cuda:1", a `torch.device`; None leaves it on the CPU, and
+            "auto" is that of `device_map`.
         device_map: Spreads a model that is larger than one device, as in transformers: "auto", or devices by module.
             What it leaves on the CPU beside other devices is brought to them whenever it is read. Not together with
             `device`. An object that accelerate has dispatched stays as it is.
@@ -61,12 +60,14 @@ def load(
     if isinstance(model, Auxiliary):
         return _with_tokenizer(model, tokenizer)
     checked("dtype", dtype, torch.dtype | None, LoadError)
+    if device == "auto" and device_map is None:
+        device, device_map = None, "auto"
     if not isinstance(model, str | os.PathLike):
         return _with_tokenizer(_load_object(model, dtype, device if device_map is None else device_map), tokenizer)
-    name = os.fspath(model)
-    return _with_tokenizer(
-        _load_name(name, dtype or torch.float32, device, _check_device_map(device, device_map)), tokenizer
-    )
+    checked_map = _check_device_map(device, device_map)
+    check_device(device)
+    auxiliary = _load_name(os.fspath(model), dtype or torch.float32, device, checked_map)
+    return _with_tokenizer(auxiliary, tokenizer)
 
 
 def _with_tokenizer(auxiliary: Auxiliary, tokenizer: Any) -> Auxiliary:
@@ -109,6 +110,22 @@ def _what_to_pass(model: Any) -> str:
     return "a name, a directory or a transformers model"
 
 
+def check_device(device: str | torch.device | None) -> None:
+    """Refuse a device that is not here, or that holds no numbers, before a model is read for it."""
+    if device is None or device == "auto":
+        return
+    try:
+        torch.empty(1, device=device)
+        reason = "it holds no numbers" if torch.device(device).type == "meta" else None
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError, ValueError) as error:  # each device its own
+        reason = cause(error).partition(". ")[0].partition("\n")[0]
+    if reason is not None:
+        count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+        kind = torch.accelerator.current_accelerator() if count else None
+        here = ["cpu", *(f"{kind}:{number}" for number in range(count))]
+        raise LoadError(f"device={brief(str(device))} cannot be used here ({reason}); there are {', '.join(here)}")
+
+
 def _check_device_map(device: Any, device_map: DeviceMap | None) -> Any:
     """The map as transformers takes it."""
     if device_map is None:
@@ -142,37 +159,48 @@ def _bars_on_terminals() -> Generator[None]:
 def _load_name(name: str, dtype: torch.dtype, device: Any, device_map: Any) -> Auxiliary:
     if dtype not in COMPUTED:
         raise LoadError(f"dtype={dtype} is not a floating-point type that torch computes in; use torch.float32")
-    given = user_path(name)
-    # What exists on disk comes before every name, so that a name never hides the user's own directory.
-    if directory := given if given.exists() else model_directory(name):
-        model = _read_model(directory, dtype, device_map)
-    elif name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise LoadError(f"no directory {name}; give a directory with config.json, or a hub id such as gpt2")
-    else:
-        model = _read_model(_find_on_hub(name), dtype, device_map)
+    given = directory = find_model(name)
+    if gguf := _gguf_file(directory):  # the first load makes a plain copy of it
+        directory = plain_copy(gguf) or unpack_gguf(gguf)
+    is_checked = directory != given  # when the copy was made
+    model = _read_files(directory, dtype, device_map, is_checked=is_checked)
     if device is not None:
         model.to(device)
-    return replace(describe(model, check_model(model, name), name), open_tokenizer=partial(find_tokenizer, name))
+    # Finite in float32, which goes beyond float16.
+    family = check_model(model, name, finite=is_checked and dtype.itemsize >= 4)
+    return replace(describe(model, family, name), open_tokenizer=partial(find_tokenizer, name))
 
 
-def _read_model(directory: Path, dtype: torch.dtype, device_map: Any = None) -> Any:
+def unpack_gguf(file: Path, *, thorough: bool = False) -> Path:
+    """The directory with the plain copy of a GGUF file, or the file's own where no copy can be kept.
+
+    `thorough` compares every byte of a copy that is there with what was written, and makes a damaged one again.
+    """
+    if find_spec("gguf") is None:
+        raise LoadError(f"{file.parent} holds a GGUF file; install the package gguf: pip install 'tintformer[eval]'")
+
+    def read(directory: Path) -> Any:
+        model = _read_files(directory, torch.float32)
+        check_model(model, str(directory))
+        return model
+
+    return unpack(file, 4 * read_gguf_header(file).num_elements, read, thorough=thorough)
+
+
+def _read_files(directory: Path, dtype: torch.dtype, device_map: Any = None, *, is_checked: bool = False) -> Any:
     """The model in evaluation mode, checked from the cheapest to the dearest: settings, headers of files, weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    name = str(directory)
+    name, gguf = str(directory), _gguf_file(directory)
     # A model's own code may do anything, and compute something else than the family that is described here.
-    options = {"trust_remote_code": False, "local_files_only": True, **_directory_options(directory)}
+    options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+    if gguf is not None:
+        options["gguf_file"] = gguf.name
     try:
-        gguf = _check_settings(directory, options)
-        config = AutoConfig.from_pretrained(name, **options)
-        find_family(config, name)
-        # Before a tensor is read: transformers allocates what the configuration asks for, not what the files hold.
-        if gguf is None:
-            check_config_matches_weights(config, read_headers(directory), name)
-        else:
-            check_size(config, gguf, name)
+        config = None if is_checked else _checked_config(directory, gguf, options)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             name,
+            config=config if gguf is not None else None,  # transformers takes long to find it in a GGUF file again
             dtype=dtype,
             device_map=device_map,
             use_safetensors=True,  # never pickles, which can run anything when they are opened
@@ -190,29 +218,44 @@ def _read_model(directory: Path, dtype: torch.dtype, device_map: Any = None) -> 
         raise LoadError(
             f"cannot read {name}: {cause(error)}; if its files are damaged or incomplete, copy or download them again"
         ) from error
-    return model.eval()
+    return _unquantised(model).eval()
 
 
-def _check_settings(directory: Path, options: dict[str, Any]) -> GgufHeader | None:
-    """Refuse settings that ask for too much, as plain values; the header of a GGUF file, if they stand in one."""
-    from transformers import PreTrainedConfig
+def _checked_config(directory: Path, gguf: Path | None, options: dict[str, Any]) -> Any:
+    """The configuration of a model; refused before a tensor is read if it asks for too much, or for another model."""
+    from transformers import AutoConfig, PreTrainedConfig
 
-    where = f"{directory}: its config.json"
-    header = None
-    if file := options.get("gguf_file"):
-        header, where = read_gguf_header(directory / file), str(directory / file)
-    else:
+    name = str(directory)
+    if gguf is None:
+        header, where = None, f"{name}: its config.json"
         read_foreign_json(directory / "config.json")
+    else:
+        header, where = read_gguf_header(gguf), str(gguf)
     # As plain values first: a configuration's class may allocate what its numbers ask for when it is made.
-    refuse_code_and_huge_sizes(PreTrainedConfig.get_config_dict(str(directory), **options)[0], where)
+    settings = PreTrainedConfig.get_config_dict(name, **options)[0]
+    refuse_code_and_huge_sizes(settings, where)
     generation = directory / "generation_config.json"
     if generation.exists():
         refuse_huge_generation(read_foreign_json(generation), str(generation))
-    return header
+    config = AutoConfig.from_pretrained(name, **options) if header is None else AutoConfig.for_model(**settings)
+    find_family(config, name)
+    # transformers allocates what the configuration asks for, not what the files hold.
+    if header is None:
+        check_config_matches_weights(config, read_headers(directory), name)
+    else:
+        check_size(config, header, name)
+    return config
 
 
-def _directory_options(directory: Path) -> dict[str, Any]:
-    """The options with which transformers reads a directory: nothing for safetensors, or the name of its GGUF file."""
+def _unquantised(model: Any) -> Any:
+    """A model that was dequantised as it was read, without the marks that keep transformers from saving it."""
+    if quantizer := getattr(model, "hf_quantizer", None):
+        quantizer.remove_quantization_config(model)
+    return model
+
+
+def _gguf_file(directory: Path) -> Path | None:
+    """The GGUF file of a directory; None if it holds safetensors. A directory with neither is refused."""
     if not directory.is_dir():
         raise LoadError(f"{directory} is a file; give the directory that holds it")
     check_model_files(directory)
@@ -224,34 +267,12 @@ def _directory_options(directory: Path) -> dict[str, Any]:
     files = sorted(path.name for path in directory.iterdir())
     quantised = [file for file in files if file.endswith(".gguf")]
     if any(file.endswith((".safetensors", INDEX)) for file in files):
-        return {}
+        return None
     if len(quantised) == 1:
-        if find_spec("gguf") is None:
-            raise LoadError(f"{directory} holds a GGUF file; install the package gguf: pip install 'tintformer[eval]'")
-        return {"gguf_file": quantised[0]}
+        return directory / quantised[0]
     if quantised:
         raise LoadError(f"{directory} holds {len(quantised)} GGUF files ({', '.join(quantised)}); keep one")
     raise LoadError(f"{directory} holds no safetensors and no GGUF file (pickled weights are not read)")
-
-
-def _find_on_hub(name: str) -> Path:
-    """The directory in the local cache, if it is complete; otherwise the hub is asked once, without retries."""
-    from huggingface_hub import HfApi
-
-    found = main_snapshot(name, local=True)
-    if found is not None and is_complete(found):
-        return found
-    require_hub(name)
-    try:
-        HfApi().model_info(name, timeout=10)
-        fetched = main_snapshot(name)
-    except Exception as error:  # the hub's client raises its own errors, those of httpx and plain OSErrors
-        raise LoadError(
-            f"cannot load {name!r}: it is no local directory, it is not in the local cache, and the hub does not "
-            f"give it ({cause(error)}); check the name and the connection, or give a directory{near_model(name)}"
-        ) from error
-    assert fetched is not None
-    return fetched
 
 
 def is_simulator(directory: Path) -> bool:

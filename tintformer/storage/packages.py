@@ -21,7 +21,8 @@ from tintformer.bundled import bundled_directory
 from tintformer.console import hand_over
 from tintformer.errors import LoadError, cause
 from tintformer.storage.cache_paths import VARIABLE, cache_directory, sha256_of
-from tintformer.storage.hub_models import converted_directory
+from tintformer.storage.foreign_text import user_path
+from tintformer.storage.hub_models import converted_directory, find_on_hub, require_on_hub
 from tintformer.storage.staging import NEW, settle, staged
 from tintformer.storage.whole_files import check_directory, make_directory, whole_file
 
@@ -76,6 +77,27 @@ def model_directory(name: str) -> Path | None:
             raise LoadError(f"{name} is not in {cache_directory()}; fetch it once: tint fetch {name}")
         return package.file.parent
     return bundled_directory(name) or converted_directory(name)
+
+
+def find_model(name: str) -> Path:
+    """The directory of a model: what exists on disk, a fetched or bundled name, or what the hub has of this name."""
+    return _local_model(name) or find_on_hub(name)
+
+
+def require_model(name: str) -> None:
+    """Refuse a name that `find_model` would not find; nothing is fetched, and no large library is imported."""
+    if _local_model(name) is None:
+        require_on_hub(name)
+
+
+def _local_model(name: str) -> Path | None:
+    given = user_path(name)
+    # What exists on disk comes before every name, so that a name never hides the user's own directory.
+    if directory := given if given.exists() else model_directory(name):
+        return directory
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise LoadError(f"no directory {name}; give a directory with config.json, or a hub id such as gpt2")
+    return None
 
 
 def fetch_package(package: Package) -> bool:

@@ -10,12 +10,23 @@ from tintformer.storage.foreign_text import user_path
 from tintformer.storage.foreign_tokenizers import has_tokenizer, open_tokenizer
 from tintformer.storage.hub_models import main_snapshot
 from tintformer.storage.packages import model_directory
+from tintformer.storage.unpacking import plain_copy
 
 
 def find_tokenizer(name: str) -> Any:
     """The tokenizer of a model: from its directory or its GGUF file, from the package, or from the cache or the hub."""
     given = user_path(name)
-    return _usable(open_tokenizer(given if given.exists() else model_directory(name) or _find_on_hub(name)), name)
+    directory = given if given.exists() else model_directory(name) or _find_on_hub(name)
+    return _usable(open_tokenizer(_plain(directory)), name)
+
+
+def _plain(directory: Path) -> Path:
+    """Where the files of a tokenizer are: those of a GGUF file that was unpacked stand beside its copy."""
+    if not has_tokenizer(directory):
+        for file in sorted(directory.glob("*.gguf"))[:1]:
+            if (copy := plain_copy(file)) is not None and has_tokenizer(copy):
+                return copy
+    return directory
 
 
 def find_tokenizer_of_object(name: str) -> Any:
@@ -26,7 +37,7 @@ def find_tokenizer_of_object(name: str) -> Any:
             f"{name or 'the model'} is a model object, and no tokenizer of that name is on this machine; give it: "
             "tokenizer=..."
         )
-    return _usable(open_tokenizer(directory), name)
+    return _usable(open_tokenizer(_plain(directory)), name)
 
 
 def _local_directory(name: str) -> Path | None:

@@ -106,6 +106,7 @@ def _identity(auxiliary: Auxiliary, total: int, batch: Batch, subject: VerifiedE
     return {
         "model": auxiliary.name,
         "dtype": str(auxiliary.dtype).removeprefix("torch."),
+        "device": str(auxiliary.device),
         "engine": subject.name,
         "construction": subject.construction,
         "layers": len(auxiliary.blocks),

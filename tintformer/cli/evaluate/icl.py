@@ -10,8 +10,8 @@ import typer
 
 from tintformer.cli.evaluate import eval_options as options
 from tintformer.cli.evaluate.eval_run import carry_out, started, threads_of
-from tintformer.cli.options import Dtype, Json, Model
-from tintformer.cli.rule_setup import check_dtype
+from tintformer.cli.options import Device, Dtype, Json, Model
+from tintformer.cli.rule_setup import check_place
 from tintformer.errors import InputError, brief
 
 
@@ -43,6 +43,7 @@ def classification(
     normalise: Annotated[str | None, typer.Option(help="length: mean over the tokens of a label word.")] = None,
     engine: options.EngineOption = "fast",
     dtype: Dtype = "float32",
+    device: Device = None,
     jobs: options.Jobs = 1,
     name: options.Name = None,
     track: options.Track = None,
@@ -54,7 +55,7 @@ def classification(
     from tintformer.experiments.runs import Run
 
     with started(track):
-        check_dtype(dtype)
+        check_place(dtype, device)
         if normalise not in (None, "length"):
             raise InputError(f"--normalise {brief(normalise)} is unknown; it can be length")
         chosen = options.names(tasks)
@@ -75,6 +76,7 @@ def classification(
             rates=options.rates(learning_rate),
             engine=engine,
             dtype=dtype,
+            device=device,
             threads=threads_of(jobs),
         )
         base = by_protocol(base, protocol)
@@ -82,7 +84,7 @@ def classification(
         by_task = [replace(base, task=name, location=data and (data if one else data / name)) for name in chosen]
         experiments = [
             replace(experiment, layers=layers, steps=steps)
-            for layers, steps in _layers_and_steps(settings, model, dtype)
+            for layers, steps in _layers_and_steps(settings, model, dtype, device)
             for experiment in by_task
         ]
         experiments += [other for experiment in by_task for other in compared(experiment, options.names(compare))]
@@ -95,7 +97,7 @@ def classification(
         carry_out(run, output, jobs=jobs, json=json, track=track)
 
 
-def _layers_and_steps(text: str, model: str, dtype: str) -> list[tuple[int | None, int]]:
+def _layers_and_steps(text: str, model: str, dtype: str, device: str | None) -> list[tuple[int | None, int]]:
     """Settings such as all/1,half/2,quarter/4: how many blocks learn, and in how many steps."""
     from tintformer.experiments.recipes import SETTINGS, share_of_blocks
 
@@ -105,7 +107,7 @@ def _layers_and_steps(text: str, model: str, dtype: str) -> list[tuple[int | Non
         share = layers in dict(SETTINGS)
         if not (steps.isdecimal() and (share or layers.isdecimal())):
             raise InputError(f"--settings {brief(part)} must be layers/steps, such as all/1, half/2 or 6/2")
-        found.append((share_of_blocks(model, layers, dtype) if share else int(layers), int(steps)))
+        found.append((share_of_blocks(model, layers, dtype, device) if share else int(layers), int(steps)))
     if not found:
         raise InputError("--settings is empty; give layers/steps, such as all/1, half/2 or 6/2")
     return found

@@ -9,8 +9,8 @@ import typer
 
 from tintformer.cli.evaluate import eval_options as options
 from tintformer.cli.evaluate.eval_run import carry_out, started, threads_of
-from tintformer.cli.options import Dtype, Json, Model
-from tintformer.cli.rule_setup import check_dtype
+from tintformer.cli.options import Device, Dtype, Json, Model
+from tintformer.cli.rule_setup import check_place
 
 
 def language(
@@ -37,6 +37,7 @@ def language(
     engine: options.EngineOption = "fast",
     seed: Annotated[int, typer.Option(help="Draws the blocks.")] = 0,
     dtype: Dtype = "float32",
+    device: Device = None,
     jobs: options.Jobs = 1,
     name: options.Name = None,
     track: options.Track = None,
@@ -51,7 +52,7 @@ def language(
     from tintformer.experiments.runs import Run
 
     with started(track):
-        check_dtype(dtype)
+        check_place(dtype, device)
         experiment = LanguageModelling(
             model=model,
             data=texts,
@@ -66,6 +67,7 @@ def language(
             steps=steps,
             engine=engine,
             dtype=dtype,
+            device=device,
             seed=seed,
             threads=threads_of(jobs),
         )

@@ -10,7 +10,8 @@ import typer
 
 from tintformer.cli.evaluate import eval_options as options
 from tintformer.cli.evaluate.eval_run import carry_out, started, threads_of
-from tintformer.cli.options import Json
+from tintformer.cli.options import Device, Dtype, Json
+from tintformer.cli.rule_setup import check_place
 
 if TYPE_CHECKING:
     from tintformer.experiments.in_context_learning import InContextLearning
@@ -38,6 +39,8 @@ def table_lm(
     tuning: options.TuningBlocks = 8,
     learning_rate: options.Rate = "auto",
     engine: options.EngineOption = "fast",
+    dtype: Dtype = "float32",
+    device: Device = None,
     jobs: options.Jobs = 1,
     track: options.Track = None,
     json: Json = False,
@@ -48,6 +51,7 @@ def table_lm(
     from tintformer.experiments.runs import Run
 
     with started(track):
+        check_place(dtype, device)
         models = options.names(model) or recipes.TEXT_MODELS
         base = LanguageModelling(
             model=models[0],
@@ -59,6 +63,8 @@ def table_lm(
             tuning=tuning,
             rates=options.rates(learning_rate),
             engine=engine,
+            dtype=dtype,
+            device=device,
             threads=threads_of(jobs),
         )
         base = recipes.by_protocol(base, protocol)
@@ -80,18 +86,21 @@ def table_icl(
     tuning: options.Tuning = 40,
     learning_rate: options.Rate = "auto",
     engine: options.EngineOption = "fast",
+    dtype: Dtype = "float32",
+    device: Device = None,
     jobs: options.Jobs = 1,
     track: options.Track = None,
     json: Json = False,
 ) -> None:
     """The paper's table of accuracies: seven tasks, without demonstrations and with 32, beside a larger model."""
     with started(track):
+        check_place(dtype, device)
         from tintformer.experiments import recipes
 
         others = options.names(compare) or (() if model else recipes.SIMILAR)
         rows = [
             recipes.table_icl(task, options.names(model) or recipes.TASK_MODELS, others)
-            for task in _by_task(tasks, data, methods, seeds, tests, tuning, learning_rate, engine, jobs)
+            for task in _by_task(tasks, data, methods, seeds, tests, tuning, learning_rate, engine, dtype, device, jobs)
         ]
         run = _run_of_tasks(_name("table-icl", model, protocol), rows, protocol)
         carry_out(run, output, jobs=jobs, json=json, track=track)
@@ -109,17 +118,20 @@ def table_settings(
     tuning: options.Tuning = 40,
     learning_rate: options.Rate = "auto",
     engine: options.EngineOption = "fast",
+    dtype: Dtype = "float32",
+    device: Device = None,
     jobs: options.Jobs = 1,
     track: options.Track = None,
     json: Json = False,
 ) -> None:
     """The paper's table of settings: 32 demonstrations by loss, format, layers and steps."""
     with started(track):
+        check_place(dtype, device)
         from tintformer.experiments import recipes
 
         rows = [
             recipes.table_settings(task, options.names(model) or recipes.TASK_MODELS)
-            for task in _by_task(tasks, data, methods, seeds, tests, tuning, learning_rate, engine, jobs)
+            for task in _by_task(tasks, data, methods, seeds, tests, tuning, learning_rate, engine, dtype, device, jobs)
         ]
         run = _run_of_tasks(_name("table-settings", model, protocol), rows, protocol)
         carry_out(run, output, jobs=jobs, json=json, track=track)
@@ -134,6 +146,8 @@ def _by_task(
     tuning: int,
     learning_rate: str,
     engine: str,
+    dtype: str,
+    device: str | None,
     jobs: int,
 ) -> list[InContextLearning]:
     """One experiment a task, without a model."""
@@ -152,6 +166,8 @@ def _by_task(
             tuning=tuning,
             rates=options.rates(learning_rate),
             engine=engine,
+            dtype=dtype,
+            device=device,
             threads=threads_of(jobs),
         )
         for task in chosen

@@ -1,0 +1,48 @@
+# pyright: basic
+"""`make demo` installs what the demo needs, and uses an environment for development where there is one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from patience import PATIENCE
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make; install it")
+
+
+def would_run(place: Path, target: str) -> str:
+    """What make would run in a clone, without running it."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    done = subprocess.run(
+        ["make", "-n", target], cwd=place, capture_output=True, text=True, timeout=PATIENCE, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+def test_a_fresh_clone_gets_a_light_install_with_visible_progress(clone: Path) -> None:
+    words = would_run(clone, "demo")
+    assert "-m venv .venv" in words and "-e '.[plots]'" in words and words.endswith(".venv/bin/tint demo\n")
+    assert "[dev]" not in words and "--quiet" not in words
+
+
+def test_what_is_installed_is_used(clone: Path) -> None:
+    (clone / ".venv").mkdir()
+    (clone / ".venv" / ".light").touch()
+    assert would_run(clone, "demo") == ".venv/bin/tint demo\n"
+    assert "[dev]" in would_run(clone, "lint"), "development wants its tools all the same"
+    (clone / ".venv" / ".light").unlink()
+    (clone / ".venv" / ".installed").touch()
+    assert would_run(clone, "demo") == ".venv/bin/tint demo\n"
