@@ -60,6 +60,7 @@ def train_and_save(
     auxiliary: Auxiliary, options: RuleOptions, input_ids: torch.Tensor, attended: torch.Tensor, output: Path
 ) -> dict[str, Any]:
     """Learn one update from all rows, write it, and say how the loss on them changed."""
+    from tintformer.execution.output import warn_of_perplexities
     from tintformer.learning.tint import Tint
     from tintformer.learning.tuned import Tuned
 
@@ -68,6 +69,7 @@ def train_and_save(
     before = Tuned.untrained(auxiliary).score(input_ids, attention_mask=attended)
     after = tuned.score(input_ids, attention_mask=attended)
     assert before.loss is not None and after.loss is not None
+    warn_of_perplexities(float(before.loss), float(after.loss))
     tuned.save(output)
     return {
         **provenance(auxiliary, rule, choice),

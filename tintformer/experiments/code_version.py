@@ -43,6 +43,7 @@ COMPUTES = (
 DECIDES_NOTHING = {
     "bundled": "says where files lie; weights and texts are in a record's identity by their content",
     "errors": "says what went wrong; a result with an error is not kept",
+    "console": "prints",
     "threads": "says how threads wait for work",
     "typed_fields": "refuses settings of a wrong type; what is kept is a result",
     "version": "stands beside the hash",
@@ -50,6 +51,10 @@ DECIDES_NOTHING = {
     "simulator.checkpoint": "saves and loads what is built again from the auxiliary model",
     "learning.text": "finds a tokenizer, which is in a record's identity by its content",
     "learning.engine_registry": "finds an engine by its name, which is in a record's identity",
+    "learning.rate_selection": "chooses a rate where none was given; a record holds the number",
+    "learning.rate_prior": "says what rates have gained, for that choice",
+    "learning.rate_search": "says which rates are tried; a record is of one rate",
+    "learning.rate_trials": "tries rates for that choice",
     "learning.update_files": "saves and loads an update that was made",
     "learning.update_view": "shows an update that was made, and what it did",
     "experiments.sources": "reads descriptions and rows; prompts and texts are in a record's identity",

@@ -27,7 +27,7 @@ from tintformer.experiments.tables import (
     setting,
     task_title,
 )
-from tintformer.learning.rate_selection import CLEARLY_WORSE, RatePoint
+from tintformer.learning.rate_search import CLEARLY_WORSE, RatePoint
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1f2329", "#8a8f98")
 """Of Okabe and Ito, for colour-blind eyes too; each method keeps its own."""

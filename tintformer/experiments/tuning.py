@@ -11,7 +11,7 @@ from typing import Any
 from tintformer.experiments.experiment import Experiment
 from tintformer.experiments.methods import METHODS, find_methods
 from tintformer.experiments.runner import Runner
-from tintformer.learning.rate_selection import RatePoint, rate_curve
+from tintformer.learning.rate_search import RatePoint, rate_curve
 
 USUAL = 10
 """Rates that a search of its own tries, about."""
