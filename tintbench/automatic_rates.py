@@ -259,9 +259,15 @@ def _kinds(given: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _command(options: argparse.Namespace) -> str:
-    """As it was given, of paths the last part alone."""
+    """As it was given, of the texts' paths the last part alone."""
     words = [f"{kind}={Path(path).name}" for kind, _, path in (each.partition("=") for each in options.kinds)]
-    others = [word for word in sys.argv[1:] if word not in options.kinds]
+    # Where records and results went is of no interest to others.
+    paths = {index for index, word in enumerate(sys.argv) if word in ("--records", "--output")}
+    others = [
+        word
+        for index, word in enumerate(sys.argv[1:], start=1)
+        if word not in options.kinds and not {index, index - 1} & paths
+    ]
     return shlex.join(["python", "-m", f"{__package__}.automatic_rates", *words, *others])
 
 

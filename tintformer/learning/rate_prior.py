@@ -121,7 +121,7 @@ class RatePrior:
         left = max(0, right - 1)
         share = (place - logs[left]) / (logs[right] - logs[left]) if right != left else 0.0
         ends = [_line(self.lengths[number], loss) for number in (left, right)]
-        gain, spread, trial_gain = (torch.lerp(*pair, share) for pair in zip(*ends, strict=True))
+        gain, spread, trial_gain = (torch.lerp(a, b, share) for a, b in zip(*ends, strict=True))
         steps = torch.tensor(self.steps, dtype=torch.float64)
         return PriorCurve(steps=steps, gain=gain, spread=spread, trial_gain=trial_gain)
 
