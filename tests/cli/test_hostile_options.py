@@ -38,6 +38,7 @@ BASES: dict[str, list[str] | None] = {
     "plan": ["MODEL", "--tokens", "16"],
     "inspect": ["MODEL", TEXT, *RATE],
     "verify": ["MODEL", TEXT, "--tokens", "8", "--no-theorems", "--preset", "default", *RATE],
+    "rates": ["MODEL", "TEXTS", "-o", "OUT"],
     "models": [],
     "fetch": [],
     "bench": None,  # its numbers take seconds each; test_bench.py

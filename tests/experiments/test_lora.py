@@ -28,7 +28,7 @@ from tintformer.engines.oracle import OracleEngine
 from tintformer.execution.batch import Batch
 from tintformer.experiments import lora as module
 from tintformer.experiments.lora import Lora
-from tintformer.learning.rate_selection import default_grid
+from tintformer.learning.rate_search import default_grid
 
 LORA = Lora(learning_rate=1e-2, steps=2, rank=4)
 Learnt = dict[str, torch.Tensor]

@@ -88,7 +88,7 @@ def test_alibi_takes_no_position_ids() -> None:
         ({"epsilon": 0.0}, "epsilon=0.0 must be a finite number above 0"),
         ({"learning_rate": float("nan")}, "learning_rate=nan must be a finite number"),
         ({"learning_rate": -1.0}, "learning_rate=-1.0"),
-        ({"learning_rate": "auto"}, "learning_rate='auto'"),
+        ({"learning_rate": "automatic"}, "learning_rate='automatic'"),
         ({"steps": 0}, "steps=0 must be a whole number of at least 1"),
         ({"steps": True}, "steps=True"),
         ({"layers": 0}, "layers=0"),

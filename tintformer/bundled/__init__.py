@@ -11,6 +11,10 @@ BUNDLED = ("nano-gpt2", "nano-llama")
 TEXTS = ("address", "visit")
 """What the demo reads: texts that were written for it, with names that come back."""
 
+RATE_TEXTS = ("address", "visit", "ferry", "salt", "minutes", "opinions")
+"""What `tint rates` measures on where no texts are given, besides code of the package itself: written for it, too."""
+_CODE = ("learning/tuned.py", "execution/batch.py", "engines/reference.py", "rule/attention.py")
+
 
 def bundled_directory(name: str) -> Path | None:
     """The directory of a bundled model; None for any other name."""
@@ -20,3 +24,14 @@ def bundled_directory(name: str) -> Path | None:
 def read_text(name: str) -> str:
     """One of the texts that the demo reads."""
     return (Path(str(files(__name__))) / "texts" / f"{name}.txt").read_text(encoding="utf-8").rstrip()
+
+
+def rate_texts() -> list[str]:
+    """The texts that rates are measured on: stories, an article, minutes, opinions, and code."""
+    package = Path(str(files(__name__))).parent
+    return [*map(read_text, RATE_TEXTS), *((package / path).read_text(encoding="utf-8") for path in _CODE)]
+
+
+def rates_directory() -> Path:
+    """Where the rates of models that are known to many are kept, measured on these texts."""
+    return Path(str(files(__name__))) / "rates"

@@ -75,6 +75,7 @@ def train_and_save(
     output: Path,
 ) -> dict[str, Any]:
     """Learn one update from all rows, write it, and say how the loss changed: of what is held out, or else of all."""
+    from tintformer.execution.output import warn_of_perplexities
     from tintformer.learning.tint import Tint
     from tintformer.learning.tuned import Tuned
 
@@ -87,6 +88,7 @@ def train_and_save(
         for model in (Tuned.untrained(auxiliary), tuned)
     )
     assert before is not None and after is not None
+    warn_of_perplexities(float(before), float(after))
     tuned.save(output)
     return {
         **provenance(auxiliary, rule, choice),

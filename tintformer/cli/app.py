@@ -19,6 +19,7 @@ from tintformer.cli import (
     models,
     params,
     plan,
+    rates,
     report,
     run,
     sweep,
@@ -45,6 +46,7 @@ app.command("params")(params.params)
 app.command("plan")(plan.plan)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
+app.command("rates")(rates.rates)
 app.command("models")(models.models)
 app.command("fetch")(fetch.fetch)
 app.command("bench")(bench.bench)

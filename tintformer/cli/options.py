@@ -156,7 +156,7 @@ def _with_options(
 def _rule_parameters() -> dict[str, inspect.Parameter]:
     """A parameter for the preset and one for each knob, none of them set by default."""
     texts = attribute_docstrings(LearningRule)
-    texts["learning_rate"] += f" {AUTO}, the default, tries a few on the last fifth of the training part."
+    texts["learning_rate"] += f" {AUTO} is the default: see `tint rates`."
     kinds: dict[str, Any] = {**get_type_hints(LearningRule), "learning_rate": str}
     preset = _parameter("preset", str, f"Where the options below start from: {', '.join(PRESETS)} (SGD).", "default")
     # Shown where it is the same whatever the preset.

@@ -172,24 +172,22 @@ def print_rate(record: dict[str, Any]) -> None:
     if choice is None:
         say(f"learning rate {rate:.3g}, as given")
         return
-    where = f"the last {choice['evaluation_tokens']} tokens of the training part"
-    say(f"learning rate {rate:.3g}, " + (f"just below the best on {where}" if choice["helps"] else f"tried on {where}"))
-    print_table(
-        [
-            {"rate": f"{point['rate']:.3g}", "held-out loss": shown(point["loss"]), "": _mark(point, rate)}
-            for point in choice["curve"]
-        ]
-    )
-    if not choice["helps"]:
-        say("no rate lowers the held-out loss, so the smallest is used: this text hardly teaches the model")
+    say(f"learning rate {rate:.3g}: {choice['reason']}")
+    if choice["evaluation_tokens"]:
+        print_table(
+            [
+                {"rate": f"{point['rate']:.3g}", "held-out loss": shown(point["loss"]), "": _mark(point, rate)}
+                for point in choice["curve"]
+            ],
+            title=f"inside the training part, {choice['evaluation_tokens']} of its {choice['train_tokens']} tokens",
+        )
 
 
 def _mark(point: dict[str, Any], rate: float) -> str:
+    chosen = "chosen" if point["rate"] == rate else ""
     if point["rate"] == 0:
-        return "no training"
-    if point["loss"] is None:
-        return "diverged"
-    return "chosen" if point["rate"] == rate else ""
+        return f"no training, {chosen}".removesuffix(", ")
+    return chosen if point["loss"] is not None else "diverged"
 
 
 def shown(value: Any) -> str:

@@ -59,9 +59,10 @@ def check_stream(x: Tensor, auxiliary: Auxiliary, rule: LearningRule, batch: Bat
     check_model(TensorExecutor(auxiliary, rule, batch), auxiliary)
     # With a rate of 0 nothing moves but by a gradient that is itself non-finite: 0 times infinity is NaN.
     standing = replace(rule, learning_rate=0.0, steps=1)
-    if not is_finite(walk.train_in_the_pass(TensorExecutor(auxiliary, standing, batch), auxiliary, standing)):
+    still = replace(batch, rates=None)
+    if not is_finite(walk.train_in_the_pass(TensorExecutor(auxiliary, standing, still), auxiliary, standing)):
         raise gradient_error("the gradient", auxiliary, rule)
-    raise DivergenceError.at("the stream at the head", rule.learning_rate)
+    raise DivergenceError.at("the stream at the head", batch.largest_rate(rule))
 
 
 class TensorExecutor(TensorStreams):
@@ -196,7 +197,12 @@ class TensorExecutor(TensorStreams):
                 raise AssertionError(f"{op.name} has no parameters")
         # Updates stand beside the weights and add up over the steps: the auxiliary itself never changes.
         for weight in trained:
-            self.updates[weight] = self.updates.get(weight, 0) - self.rule.learning_rate * gradients[weight]
+            self.updates[weight] = self.updates.get(weight, 0) - self._rate(gradients[weight]) * gradients[weight]
+
+    def _rate(self, gradient: Tensor) -> float | Tensor:
+        """The learning rate, or that of each sequence, to be multiplied by its gradient."""
+        rates = self.batch.rates
+        return self.rule.rate if rates is None else rates.to(gradient).view(-1, *[1] * (gradient.dim() - 1))
 
     def _scale(self, op: Norm) -> Tensor | None:
         scale = self.value(op.scale)

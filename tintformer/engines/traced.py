@@ -48,7 +48,7 @@ class TracedExecutor(TensorExecutor):
         if not isinstance(op, Linear):
             super().descend(op, saved, gradient)
             return
-        scaled = gradient * -self.rule.learning_rate
+        scaled = gradient * -self.rule.rate
         for weight in trained_weights(self.rule, op):
             if weight is op.weight:
                 self.factors.setdefault(weight, []).append((saved[0], scaled))

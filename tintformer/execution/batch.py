@@ -7,7 +7,7 @@ id -1 marks leading tokens that every segment sees (a shared BOS).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, TypedDict, Unpack
@@ -20,6 +20,7 @@ from torch.nn import functional
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.errors import InputError, TintWarning
 from tintformer.execution.arrays import Array, as_tensor
+from tintformer.rule.learning_rule import LearningRule
 
 SHARED = -1
 """Segment id of tokens that are visible to all segments."""
@@ -58,6 +59,8 @@ class Batch:
     """Tokens that may be evaluated (padding excluded)."""
     position_ids: Int[Tensor, "B T"] | None = None
     """As the user gave them; `positions` are those that count."""
+    rates: Float[Tensor, " B"] | None = None
+    """The learning rate of each sequence where it was chosen for each on its own; None: that of the rule."""
 
     @classmethod
     def of(
@@ -151,6 +154,7 @@ class Batch:
             loss_mask=torch.cat((self.loss_mask, nothing), dim=1),
             score_mask=torch.cat((self.score_mask, nothing), dim=1),
             position_ids=positions,
+            rates=self.rates,
         )
         _check_positions(batch, auxiliary)
         return batch
@@ -161,7 +165,21 @@ class Batch:
         def part(value: Tensor) -> Tensor:
             return value[:, :tokens] if rows is None else value[:, :tokens].index_select(0, rows.to(value.device))
 
-        return self._with(part)
+        rates = self.rates if rows is None or self.rates is None else self.rates[rows.to(self.rates.device)]
+        return replace(self, rates=None)._with(part, rates)
+
+    def columns(self, part: slice) -> Batch:
+        """The same sequences, of which only these tokens are there."""
+        return self._with(lambda value: value[:, part])
+
+    def joined(self, others: Sequence[Batch]) -> Batch:
+        """These sequences and then those of the others, all of the same length and with the same fields."""
+
+        def rows(name: str) -> Tensor | None:
+            parts = [getattr(batch, name) for batch in (self, *others)]
+            return None if parts[0] is None else torch.cat(parts)
+
+        return replace(self, **{field.name: rows(field.name) for field in fields(self)})
 
     def padded(self, num_tokens: int) -> Batch:
         """The same sequences with padding behind them, up to so many tokens."""
@@ -176,10 +194,15 @@ class Batch:
             self._copies[device] = self._with(lambda value: value.to(device))
         return self._copies[device]
 
-    def _with(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """The batch with each of its tensors changed alike."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: change(tensor) for name, tensor in given.items() if tensor is not None})
+    def _with(self, change: Callable[[Tensor], Tensor], rates: Tensor | None = None) -> Batch:
+        """The batch with each of its tensors `[B, T]` changed alike, and with other rates if there are any."""
+        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "rates"}
+        changed = {name: change(tensor) for name, tensor in given.items() if tensor is not None}
+        return replace(self, **changed, rates=self.rates if rates is None else rates)
+
+    def largest_rate(self, rule: LearningRule) -> float:
+        """The rate of all sequences, or the largest of theirs."""
+        return rule.rate if self.rates is None else float(self.rates.max())
 
     @cached_property
     def _copies(self) -> dict[torch.device, Batch]:

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,12 +14,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tintformer.errors import InputError, TintError
+from tintformer.errors import InputError, TintError, TintWarning
 from tintformer.execution.batch import Batch
 from tintformer.rule.head import token_loss
 from tintformer.typed_fields import checked, explained
 
 Logits = Literal["all", "evaluation", "none"]
+RUINOUS = 1.5
+"""A perplexity that is so many times what it was before learning is worth a warning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +109,8 @@ class TintOutput:
     """`token_loss` of the model before learning; None unless asked for."""
     loss_before: Float[Tensor, ""] | None = None
     """`loss` of the model before learning; None unless asked for."""
+    learning_rates: Float[Tensor, " batch"] | None = None
+    """The rate of each row where the rule's is `auto`, and was chosen for each; None where the rule has a number."""
     _updates: RowUpdates = field(repr=False)
 
     def __repr__(self) -> str:
@@ -150,6 +156,7 @@ class TintOutput:
             logits_before=logits(result.before),
             loss_before=loss_before,
             token_loss_before=token_loss_before,
+            learning_rates=batch.rates,
             _updates=RowUpdates(result.updates),
         )
 
@@ -169,7 +176,37 @@ class TintOutput:
             raise InputError(f"row={number} but the batch holds {num_rows} sequences, numbered from 0")
         return self._updates(number)
 
+    def ruined_rows(self) -> list[int]:
+        """The rows whose perplexity went up by more than half, as far as `before` tells."""
+        if self.token_loss_before is None:
+            return []
+        worse = (self.token_loss - self.token_loss_before).double().sum(1)
+        return (worse > math.log(RUINOUS) * self.evaluation_mask.sum(1)).nonzero().flatten().tolist()
+
     @property
     def log_probability(self) -> Float[Tensor, " batch"]:
         """Log-probability of each row's evaluation tokens together: of a label, say, given its prompt."""
         return -self.token_loss.sum(-1)
+
+
+def warn_of_ruin(out: TintOutput, *, stacklevel: int) -> None:
+    """Say so if learning has made the predictions of a row much worse; `stacklevel` is that of `warnings.warn`."""
+    if not (rows := out.ruined_rows()) or out.token_loss_before is None:
+        return
+    evaluated = out.evaluation_mask[rows[0]]
+    before, after = (
+        float(loss[rows[0]][evaluated].double().mean()) for loss in (out.token_loss_before, out.token_loss)
+    )
+    where = f"row {rows[0]}: " if len(out.token_loss) > 1 else ""
+    warn_of_perplexities(before, after, where=where, stacklevel=stacklevel + 1)
+
+
+def warn_of_perplexities(before: float, after: float, *, where: str = "", stacklevel: int = 2) -> None:
+    """Warn if a loss has gone up by so much that learning has ruined the model for its text."""
+    if after - before > math.log(RUINOUS):
+        warnings.warn(
+            f"{where}learning has made the predictions much worse (loss {before:.2f} before, {after:.2f} after): the "
+            "rate is too large for this text; take a quarter of it, or leave it to learning_rate='auto'",
+            TintWarning,
+            stacklevel=stacklevel + 1,
+        )

@@ -21,7 +21,7 @@ from tintformer.learning.engine_registry import ENGINES
 from tintformer.typed_fields import check_fields
 
 if TYPE_CHECKING:
-    from tintformer.learning.rate_selection import RatePoint
+    from tintformer.learning.rate_search import RatePoint
 
 ChosenOn = Literal["tuning", "test"]
 """The data that rates are chosen on: `test` is optimistic, because what is reported is what was chosen."""

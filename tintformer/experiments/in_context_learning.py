@@ -22,7 +22,7 @@ from tintformer.experiments.tasks import Example, Task, demonstrations, load_tas
 from tintformer.rule.learning_rule import LearningRule
 
 if TYPE_CHECKING:
-    from tintformer.learning.rate_selection import RatePoint
+    from tintformer.learning.rate_search import RatePoint
     from tintformer.learning.tuned import Tuned
 
 Mode = Literal["single", "multi"]

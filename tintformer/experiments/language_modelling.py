@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tintformer.auxiliary.description import Auxiliary
-    from tintformer.learning.rate_selection import RatePoint
+    from tintformer.learning.rate_search import RatePoint
 
 MAX_SEED = 2**128
 AT_ONCE = 4

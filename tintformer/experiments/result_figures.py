@@ -28,7 +28,7 @@ from tintformer.experiments.tables import (
     setting,
     task_title,
 )
-from tintformer.learning.rate_selection import CLEARLY_WORSE, RatePoint
+from tintformer.learning.rate_search import CLEARLY_WORSE, RatePoint
 
 COLOURS = {
     "auxiliary": "#6b7280",

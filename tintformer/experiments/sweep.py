@@ -187,7 +187,7 @@ def _row(name: str, rule: LearningRule, losses: list[float] | None, before: list
     changes = [now - was for now, was in zip(losses or [], before, strict=losses is not None)]
     return SweepRow(
         rule=name,
-        learning_rate=rule.learning_rate,
+        learning_rate=rule.rate,
         layers=rule.layers,
         steps=rule.steps,
         loss=math.inf if losses is None else math.fsum(losses) / len(losses),

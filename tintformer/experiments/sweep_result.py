@@ -18,7 +18,7 @@ from tintformer.errors import TintError
 from tintformer.experiments.open_models import short_name
 from tintformer.experiments.result_figures import COLOURS, MARKERS
 from tintformer.experiments.tables import ResultTable
-from tintformer.learning.rate_selection import CLEARLY_WORSE
+from tintformer.learning.rate_search import CLEARLY_WORSE
 from tintformer.storage.whole_files import whole_file
 
 

@@ -12,7 +12,7 @@ from tintformer.experiments.experiment import Experiment
 from tintformer.experiments.methods import find_methods
 from tintformer.experiments.runner import Runner
 from tintformer.experiments.workload import Part, Workload
-from tintformer.learning.rate_selection import RatePoint, rate_curve
+from tintformer.learning.rate_search import RatePoint, rate_curve
 
 USUAL = 10
 """Rates that a search of its own tries, about."""

@@ -10,10 +10,10 @@ from typing import Any, Literal
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.errors import InputError, TintError
 from tintformer.execution.engine import Engine
-from tintformer.rule.learning_rule import LearningRule, require_rule
+from tintformer.rule.learning_rule import LearningRule, require_number, require_rule
 from tintformer.typed_fields import checked
 
-Capability = Literal["adapts", "continues"]
+Capability = Literal["adapts", "continues", "takes_rates"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,8 @@ class EngineEntry:
     options: Callable[[], tuple[str, ...]] = tuple
     """The names of its options."""
     capabilities: frozenset[Capability] = frozenset()
-    """Which protocols of `execution.engine` it implements, known before it is made."""
+    """Which protocols of `execution.engine` it implements, known before it is made; and whether each sequence may have
+    a rate of its own, which needs an engine that does not hold the rate in its weights."""
 
 
 def _construction_knobs() -> tuple[str, ...]:
@@ -41,10 +42,18 @@ ENGINES: dict[str, EngineEntry] = {
         factory="tintformer.engines.fast.FastEngine",
         title="fast engine",
         options=lambda: ("dual",),
-        capabilities=frozenset({"adapts", "continues"}),
+        capabilities=frozenset({"adapts", "continues", "takes_rates"}),
     ),
-    "reference": EngineEntry(factory="tintformer.engines.reference.ReferenceEngine", title="reference engine"),
-    "oracle": EngineEntry(factory="tintformer.engines.oracle.OracleEngine", title="model under autograd"),
+    "reference": EngineEntry(
+        factory="tintformer.engines.reference.ReferenceEngine",
+        title="reference engine",
+        capabilities=frozenset({"takes_rates"}),
+    ),
+    "oracle": EngineEntry(
+        factory="tintformer.engines.oracle.OracleEngine",
+        title="model under autograd",
+        capabilities=frozenset({"takes_rates"}),
+    ),
     "simulator": EngineEntry(
         factory="tintformer.simulator.simulator.build",
         title="simulator",
@@ -67,6 +76,8 @@ def engines_that(capability: Capability) -> tuple[str, ...]:
 def make_engine(name: str, auxiliary: Auxiliary, rule: LearningRule, **options: Any) -> Engine:
     """The engine of that name; an unknown name, or an option that it does not take, is an error."""
     check_options(name, options)
+    if require_rule(rule).is_auto and "takes_rates" not in ENGINES[name].capabilities:
+        require_number(rule, f"a {ENGINES[name].title}")
     # By name and only now: the simulator and the oracle bring in much that most callers never need.
     module, _, factory = ENGINES[name].factory.rpartition(".")
     return getattr(import_module(module), factory)(auxiliary, require_rule(rule), **options)

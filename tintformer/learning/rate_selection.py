@@ -1,48 +1,40 @@
-"""`choose_rate`: the learning rate `auto`, from a short grid that is scored inside the training part."""
+"""`choose_rate`: the learning rate `auto`, from trials inside the training part and from what is known of the model."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Annotated, Any, Unpack
+from typing import Any, Literal, Unpack
 
+import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from tintformer.auxiliary.description import Auxiliary
-from tintformer.errors import DivergenceError, InputError, RuleError
+from tintformer.errors import NonFiniteError
 from tintformer.execution.arrays import Array
-from tintformer.execution.batch import Batch, LearningMasks, Masks
-from tintformer.learning.tint import Tint
+from tintformer.execution.batch import Batch, LearningMasks
+from tintformer.learning.engine_registry import check_options
+from tintformer.learning.rate_prior import WORST, PriorCurve, find_prior, rate_of, untrained_loss
+from tintformer.learning.rate_search import RatePoint, rate_curve
+from tintformer.learning.rate_trials import FOLDS, Trials, fold
 from tintformer.rule.learning_rule import LearningRule, require_rule
 from tintformer.storage.loading import load
-from tintformer.typed_fields import FLOAT32_MAX, Range, checked
 
-START = 12
-"""Number of the rate in `default_grid` from which the search goes up: 1e-6, below what any model known wants."""
-FACTOR = math.sqrt(10)
-"""Ratio of neighbouring rates. Much larger and the grid jumps over the rates that help, so close is divergence."""
-HELD_OUT = 5
-"""One in so many training tokens, the last ones, scores the rates."""
-CLEARLY_WORSE = 0.5
-"""Nats above the untrained loss at which the search stops going up. Too small and a bump on a short text ends it."""
-WORSE = 0.05
-"""Nats above the untrained loss at which the search starts lower. Too small and it goes down where no rate helps."""
-LARGEST = FLOAT32_MAX / 1e6
-"""The largest rate of a grid: a trial may stretch it by the number of targets that it lacks."""
-NOISE = 1e-4
-"""Gains below this many nats do not count as help: float32 makes them out of nothing."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RatePoint:
-    """One rate that was tried."""
-
-    rate: float
-    """The learning rate; 0 for the model as it is."""
-    loss: float
-    """Mean loss in nats over the held-out training tokens; infinite if the rate diverged."""
+Source = Literal["text", "prior", "nothing"]
+FEWEST = 16
+"""Training targets below which no trial is made: a handful of tokens says nothing."""
+CERTAINTY = 1.0
+"""Standard deviations from a gain to the ends of its interval. Too few and texts are harmed, too many and few learn."""
+INFLATION = 2.5
+"""How much larger than the standard error over tokens an error of trials is: texts change as they go on."""
+CAUTION = 0.3
+"""Standard deviations that the gain of the prior's own rate must be above 0, where a text cannot tell."""
+WORTH = 0.005
+"""Nats per token that are worth learning for."""
+MOST = 2.0
+"""How many times more than its trials a text may gain: they learn from less than all of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,32 +42,23 @@ class RateChoice:
     """The rate to use, and what it was chosen from."""
 
     rate: float
-    """The rate to use: without a grid of your own the one just below the lowest loss, 1.8 times smaller, since a few
-    held-out tokens overrate large rates and the loss explodes just above. The smallest one if none helps."""
+    """The rate to use; 0, no learning, where nothing is known to help."""
     curve: tuple[RatePoint, ...]
     """Everything that was tried, by rising rate; the first point has rate 0, which is the model as it is."""
     helps: bool
-    """Whether the rate lowers the held-out loss. If not, training on this text most likely does not pay."""
+    """Whether it is known that the rate lowers the loss: the whole `interval` lies above 0."""
     train_tokens: int
-    """Tokens trained on during the search."""
+    """Tokens of the training part."""
     evaluation_tokens: int
-    """Held-out tokens that scored the rates. With a handful of them the choice is a guess."""
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class _Inner:
-    """The training part alone, as an input of its own: its first four fifths train, its last fifth scores."""
-
-    input_ids: Array
-    train_mask: Array
-    score_mask: Array
-    common: Masks
-    """What training and scoring both take: attention_mask and, where given, segment_ids and position_ids."""
-    loss_mask: Tensor | None
-    num_targets: int
-    """Training targets of the longest row."""
-    shortfall: float
-    """How many times more training targets the whole training part has."""
+    """Tokens of it that scored the rates, each after learning from what stands before it."""
+    gain: float = 0.0
+    """What the rate is expected to gain, in nats per token."""
+    interval: tuple[float, float] = (0.0, 0.0)
+    """Where that gain lies, one standard deviation to either side."""
+    source: Source = "text"
+    """What decided: the trials on the text; the prior of the model; or nothing did, and the rate is 0."""
+    reason: str = ""
+    """Why this rate, in a sentence."""
 
 
 def choose_rate(
@@ -92,11 +75,10 @@ def choose_rate(
 ) -> RateChoice:
     """The learning rate for `rule` on this training part; the rate that `rule` carries is not looked at.
 
-    Every row trains on the first four fifths of its training tokens and is scored on the last fifth; whatever is
-    outside of the training part is hidden. Where losses are summed, a trial makes up for the targets that it lacks by
-    a longer step, so that its rate means the same for the whole part. Rates go up until the loss is clearly worse than
-    without training, and two more are tried around the best; of a `grid` of your own the best is taken, and one that
-    starts too high has none that helps.
+    Later parts of the training part are scored after learning from the earlier ones; whatever is outside of it is
+    hidden. What this shows is combined with the prior of the model and the rule, if there is one (`tint rates`). A
+    rate is chosen by the lower end of the interval in which its gain lies. Where no interval lies above 0, it is the
+    prior's rate, and without a prior 0.
 
     Args:
         model: What `load` takes.
@@ -104,170 +86,185 @@ def choose_rate(
         input_ids: Token ids `[batch, tokens]`.
         train_mask: 1 for the training part; the search sees nothing else.
         engine: Which engine tries the rates: `fast`, `reference`, `oracle` or `simulator`.
-        grid: Rates to choose from, above 0; None searches from 1e-6 upwards in steps of a factor 3.2.
+        grid: Rates to choose from, above 0; None takes those of the prior, or searches from 1e-6 upwards.
         together: Make one update of all rows, as `Tint.adapt` does; leave it out there, and the rate is too large by
             their number.
         on_point: Called with every rate as it is tried.
         **masks: Those of a call of `Tint`.
     """
     auxiliary, rule = load(model), require_rule(rule)
+    check_options(engine, {})
     batch = Batch.of(auxiliary, input_ids, train_mask=train_mask, **masks)
-    segments, losses = (masks.get(name) is not None for name in ("segment_ids", "loss_mask"))
-    inner = _hold_out(auxiliary, batch, segments=segments, losses=losses)
+    return choose_for(auxiliary, rule, batch, engine=engine, grid=grid, together=together, on_point=on_point)
+
+
+def choose_for(
+    auxiliary: Auxiliary,
+    rule: LearningRule,
+    batch: Batch,
+    *,
+    engine: str = "fast",
+    grid: Iterable[float] | None = None,
+    together: bool = False,
+    on_point: Callable[[RatePoint], None] | None = None,
+) -> RateChoice:
+    """`choose_rate` for sequences that have been checked."""
+    targets = batch.train_positions.sum(1).double().cpu()
+    size = float(targets.sum() if together else targets.mean())
+    prior = find_prior(auxiliary, rule) if size else None
+    expected = None if prior is None else prior.at(size, untrained_loss(auxiliary, rule, batch))
+    tokens = int(batch.train_mask.sum())
+    if grid is None and expected is not None:
+        grid = [rate_of(step, size, rule) for step in expected.steps.tolist()]
+    folds = _folds(batch, targets)
+    if not folds:
+        return _without_trials(expected, grid, size, rule, tokens)
+    trials = Trials(auxiliary, rule, folds, targets, engine=engine, together=together)
+    evidence = _gather(trials, rule, size, grid, on_point)
+    steps = torch.tensor(evidence.rates, dtype=torch.float64) * (size if rule.reduction == "sum" else 1)
+    return _judged(evidence, None if expected is None else expected.at(steps), tokens)
+
+
+def with_rates(auxiliary: Auxiliary, rule: LearningRule, batch: Batch) -> Batch:
+    """The same sequences, each with the rate that is chosen for it alone."""
+    rows = [batch.select(torch.tensor([row])) for row in range(len(batch.input_ids))]
+    chosen = [choose_for(auxiliary, rule, row).rate for row in rows]
+    return replace(batch, rates=torch.tensor(chosen, dtype=torch.float64, device=batch.input_ids.device))
+
+
+def _folds(batch: Batch, targets: Tensor) -> list[Batch]:
+    """Folds of the training part; none if it is too short, or if masks leave one with nothing to learn or to score."""
+    if float(targets.min()) < FEWEST:
+        return []
+    folds = [fold(batch, span) for span in FOLDS]
+    learn = all(bool(each.train_positions.any(1).all()) for each in folds)
+    return folds if learn and all(bool(each.evaluation_positions.any()) for each in folds) else []
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Evidence:
+    """What trials have shown."""
+
+    curve: tuple[RatePoint, ...]
+    gains: Float[Tensor, "rates scored"]
+    """Of every scored token at every rate but 0, in nats."""
+
+    @property
+    def rates(self) -> list[float]:
+        return [point.rate for point in self.curve[1:]]
+
+
+def _gather(
+    trials: Trials,
+    rule: LearningRule,
+    size: float,
+    grid: Iterable[float] | None,
+    on_point: Callable[[RatePoint], None] | None,
+) -> _Evidence:
+    losses: dict[float, Tensor | None] = {}
 
     def attempt(rate: float) -> RatePoint:
-        point = RatePoint(rate=rate, loss=_loss(auxiliary, replace(rule, learning_rate=rate), engine, inner, together))
+        found = losses[rate] = trials.losses(rate)
+        point = RatePoint(rate=rate, loss=math.inf if found is None else float(found.mean()))
         if on_point is not None:
             on_point(point)
         return point
 
-    curve = rate_curve(attempt, rule.reduction, inner.num_targets, grid=grid)
-    best = min(curve[1:], key=lambda point: point.loss)
-    helps = _helps(best, curve[0])
-    chosen = best if grid is not None else _just_below(best, curve)
-    return RateChoice(
-        rate=chosen.rate if helps else curve[1].rate,
-        curve=tuple(curve),
-        helps=helps,
-        train_tokens=int(inner.train_mask.sum()),
-        evaluation_tokens=int(inner.score_mask.sum()),
-    )
+    curve = rate_curve(attempt, rule.reduction, max(1, round(size)), grid=grid)
+    untrained = losses[0.0]
+    if untrained is None:
+        raise NonFiniteError("the model gives NaN or infinity before anything is learnt; check its weights")
+    worst = torch.full_like(untrained, WORST)
+    rows = [worst if (found := losses[point.rate]) is None else untrained - found for point in curve[1:]]
+    return _Evidence(curve=tuple(curve), gains=torch.stack(rows))
 
 
-def rate_curve(
-    attempt: Callable[[float], RatePoint], reduction: str, num_targets: int, *, grid: Iterable[float] | None = None
-) -> list[RatePoint]:
-    """Rates by `attempt`, rising, the model as it is first; without a `grid` the best is surrounded more closely."""
-    once = cache(attempt)
-    if grid is not None:
-        return _search(once, _checked(grid))
-    return _refine(once, _search(once, default_grid(reduction, num_targets), start=START))
+def estimate(gains: Float[Tensor, "rates scored"], expected: PriorCurve | None) -> tuple[Tensor, Tensor]:
+    """What each rate is expected to gain, and the standard deviation of that: trials and prior, each by its precision.
 
-
-def default_grid(reduction: str, num_targets: int) -> tuple[float, ...]:
-    """Rates from 1e-12 to 1 for a summed loss; a mean over `num_targets` wants them larger by that number.
-
-    The search starts in the middle: rates below 1e-6 are for the losses without a softmax, whose gradients are huge.
+    The prior says what texts of this length and loss gain. It also says how much more that is than what trials on them
+    show, which learn from less; the gains of these trials are taken as that much larger.
     """
-    scale = num_targets if reduction == "mean" else 1
-    return tuple(_rounded(scale * FACTOR**exponent) for exponent in range(-24, 1))
+    found, scored = gains.mean(1).clamp(min=WORST), gains.shape[1]
+    error = INFLATION * gains.std(1) / math.sqrt(scored)
+    if expected is None:
+        return found, error
+    more = (expected.gain / expected.trial_gain.clamp(min=WORTH)).clamp(1, MOST)
+    more = torch.where((found > 0) & (expected.trial_gain > WORTH), more, 1.0)
+    weight = expected.spread**2 / (expected.spread**2 + error**2).clamp(min=1e-12)
+    return weight * more * found + (1 - weight) * expected.gain, expected.spread * (1 - weight).sqrt()
 
 
-def _search(attempt: Callable[[float], RatePoint], rates: tuple[float, ...], *, start: int = 0) -> list[RatePoint]:
-    """The model as it is, then rates from number `start` up; if that one already harms, from further down."""
-    untrained = attempt(0.0)
-    tried: dict[float, RatePoint] = {}
-    while start > 0 and _harms(attempt(rates[start]), untrained, by=WORSE):
-        tried[rates[start]] = attempt(rates[start])
-        # Two at a time, a factor of 10: how far down is not known, and the way up then fills the gap.
-        start = max(0, start - 2)
-    for rate in rates[start:]:
-        tried[rate] = attempt(rate)
-        if _harms(tried[rate], untrained, by=CLEARLY_WORSE):
-            break
-    return [untrained, *_sorted(tried.values())]
+def _judged(evidence: _Evidence, expected: PriorCurve | None, tokens: int) -> RateChoice:
+    """The rate whose gain is largest at the lower end of its interval; if none is worth it, what the prior says."""
+    gain, deviation = estimate(evidence.gains, expected)
+    low, high = gain - CERTAINTY * deviation, gain + CERTAINTY * deviation
+    best, source = int(low.argmax()), "text"
+    if float(low[best]) <= WORTH:
+        best = None if expected is None else _of_prior(expected)
+        # The text may not show that it helps, but it must not speak against it.
+        if best is not None and float(gain[best] - CAUTION * deviation[best]) <= WORTH:
+            best = None
+        source = "nothing" if best is None else "prior"
+    scored = evidence.gains.shape[1]
+    if best is None:
+        return _choice(0.0, tokens, source, has_prior=expected is not None, curve=evidence.curve, scored=scored)
+    within = float(gain[best]), float(low[best]), float(high[best])
+    return _choice(evidence.rates[best], tokens, source, curve=evidence.curve, scored=scored, within=within)
 
 
-def _refine(attempt: Callable[[float], RatePoint], curve: list[RatePoint]) -> list[RatePoint]:
-    """Two more rates around the best, half a step of the grid away, if any rate helps at all."""
-    untrained, *points = curve
-    best = min(points, key=lambda point: point.loss)
-    if not _helps(best, untrained):
-        return curve
-    around = [attempt(_rounded(best.rate * factor)) for factor in (FACTOR**-0.5, FACTOR**0.5)]
-    return [untrained, *_sorted([*points, *around])]
+def _without_trials(
+    expected: PriorCurve | None, grid: Iterable[float] | None, size: float, rule: LearningRule, tokens: int
+) -> RateChoice:
+    """What the prior says, or nothing."""
+    if expected is None or grid is None:
+        return _choice(0.0, tokens, "nothing", has_prior=False)
+    rates = list(grid)
+    known = expected.at(torch.tensor(rates, dtype=torch.float64) * (size if rule.reduction == "sum" else 1))
+    best = _of_prior(known)
+    if best is None:
+        return _choice(0.0, tokens, "nothing")
+    gain, margin = float(known.gain[best]), CERTAINTY * float(known.spread[best])
+    return _choice(rates[best], tokens, "prior", within=(gain, gain - margin, gain + margin))
 
 
-def _just_below(best: RatePoint, curve: list[RatePoint]) -> RatePoint:
-    """The neighbour of the best rate on its safe side, if that helps too."""
-    # The best rates lie within a factor of 2 of divergence, and a few held-out tokens are a noisy judge of them.
-    below = curve[curve.index(best) - 1]
-    return below if _helps(below, curve[0]) else best
+def _of_prior(expected: PriorCurve) -> int | None:
+    """The step that other texts gain most by, with some caution; None if that is not worth it."""
+    safe = expected.gain - CAUTION * expected.spread
+    best = int(safe.argmax())
+    return best if float(safe[best]) > WORTH else None
 
 
-def _helps(point: RatePoint, untrained: RatePoint) -> bool:
-    return point.loss < untrained.loss - NOISE
-
-
-def _harms(point: RatePoint, untrained: RatePoint, *, by: float) -> bool:
-    return point.loss > untrained.loss + by
-
-
-def _sorted(points: Iterable[RatePoint]) -> list[RatePoint]:
-    return sorted(points, key=lambda point: point.rate)
-
-
-def _rounded(rate: float) -> float:
-    return float(f"{rate:.3g}")
-
-
-def _loss(auxiliary: Auxiliary, rule: LearningRule, engine: str, inner: _Inner, together: bool) -> float:
-    # A summed gradient grows with its targets: the trial takes as long a step as the whole training part will.
-    stretch = inner.shortfall if rule.reduction == "sum" else 1.0
-    sim = Tint(auxiliary, replace(rule, learning_rate=stretch * rule.learning_rate), engine=engine)
-    training: dict[str, Any] = {"train_mask": inner.train_mask, "loss_mask": inner.loss_mask, **inner.common}
-    try:
-        if together:
-            tuned = sim.adapt(inner.input_ids, **training)
-            out = tuned.score(inner.input_ids, score_mask=inner.score_mask, **inner.common)
-        else:
-            out = sim(inner.input_ids, logits="none", **training)
-    # Divergence is an answer to the question that is asked here: this rate is too large.
-    except DivergenceError:
-        return math.inf
-    loss = float(out.token_loss[inner.score_mask].mean())
-    return loss if math.isfinite(loss) else math.inf
-
-
-def _hold_out(auxiliary: Auxiliary, batch: Batch, *, segments: bool, losses: bool) -> _Inner:
-    """Split the training part, and cut away the columns without training tokens."""
-    count = batch.train_mask.sum(1, keepdim=True)
-    held_out = (count // HELD_OUT).clamp(min=1)
-    train = batch.train_mask & (batch.train_mask.cumsum(1) <= count - held_out)
-    if short := (train.sum(1) < 3).nonzero().flatten().tolist():
-        raise InputError(
-            f"row {short[0]} has {int(count[short[0]])} training tokens; choosing a learning rate needs at least 4 "
-            "(3 to train, 1 to score): use more tokens, or give the rate as a number"
+def _choice(
+    rate: float,
+    tokens: int,
+    source: Source,
+    *,
+    has_prior: bool = True,
+    curve: tuple[RatePoint, ...] = (),
+    scored: int = 0,
+    within: tuple[float, float, float] = (0.0, 0.0, 0.0),
+) -> RateChoice:
+    gain, low, high = within
+    if source == "text":
+        reason = f"a gain of {gain:.3f} nats per token is expected, {low:.3f} to {high:.3f}"
+    else:
+        reason = (
+            f"not enough text to tell: {tokens} tokens; "
+            + {
+                ("prior", True): "the rate is what other texts want of this model",
+                ("nothing", True): "other texts like it do not help this model, so nothing is learnt",
+                ("nothing", False): "no rates are known of this model and rule, so nothing is learnt: see `tint rates`",
+            }[source, has_prior]
         )
-    columns = batch.train_mask.any(0).nonzero().flatten()
-    cut = slice(int(columns[0]), int(columns[-1]) + 1)
-    # The evaluation part is not even attended: a rate that was chosen with a view of it would be a leak.
-    common: Masks = {"attention_mask": batch.train_mask[:, cut]}
-    if segments:
-        common["segment_ids"] = batch.segment_ids[:, cut]
-    if batch.position_ids is not None:
-        common["position_ids"] = batch.position_ids[:, cut]
-    loss_mask = batch.loss_mask[:, cut] if losses else None
-    inner = Batch.of(auxiliary, batch.input_ids[:, cut], train_mask=train[:, cut], loss_mask=loss_mask, **common)
-    score = inner.evaluation_mask & inner.loss_mask
-    _check_targets(inner, score)
-    return _Inner(
-        input_ids=inner.input_ids,
-        train_mask=inner.train_mask,
-        score_mask=score,
-        common=common,
-        loss_mask=loss_mask,
-        num_targets=int(inner.train_positions.sum(1).max()),
-        shortfall=int(batch.train_positions.sum()) / int(inner.train_positions.sum()),
+    return RateChoice(
+        rate=rate,
+        curve=curve,
+        helps=source == "text",
+        train_tokens=tokens,
+        evaluation_tokens=scored,
+        gain=gain,
+        interval=(low, high),
+        source=source,
+        reason=reason,
     )
-
-
-def _check_targets(inner: Batch, score: Tensor) -> None:
-    """Masks and segments may leave too little of what was long enough by the number of its tokens."""
-    num_targets, num_scored = inner.train_positions.sum(1), score.sum(1)
-    poor = ((num_targets < 2) | (num_scored < 1)).nonzero().flatten()
-    if len(poor):
-        row = int(poor[0])
-        raise InputError(
-            f"row {row} has {int(num_targets[row])} training targets in the first four fifths of its training part and "
-            f"{int(num_scored[row])} in the last fifth; choosing a learning rate needs 2 and 1: use a longer training "
-            "part, or give the rate as a number"
-        )
-
-
-def _checked(grid: Iterable[float]) -> tuple[float, ...]:
-    given = list(grid) if isinstance(grid, Iterable) else grid  # pyright: ignore[reportUnnecessaryIsInstance]
-    rates = checked("grid", given, tuple[Annotated[float, Range(above=0, at_most=LARGEST)], ...], RuleError)
-    if not rates:
-        raise RuleError("grid=[] must hold finite rates above 0, at least one")
-    return tuple(sorted(set(rates)))

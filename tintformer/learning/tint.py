@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
@@ -11,8 +12,9 @@ from tintformer.execution.arrays import Array, as_tensor
 from tintformer.execution.batch import Batch, LearningMasks
 from tintformer.execution.engine import Adapts, Engine
 from tintformer.execution.hooks import Hooks, Watchable
-from tintformer.execution.output import Logits, TintOutput, positions_of
+from tintformer.execution.output import Logits, TintOutput, positions_of, warn_of_ruin
 from tintformer.learning.engine_registry import make_engine
+from tintformer.learning.rate_selection import choose_for, with_rates
 from tintformer.learning.tuned import Tuned
 from tintformer.rule.learning_rule import LearningRule, require_rule
 from tintformer.storage.loading import load
@@ -53,6 +55,9 @@ class Tint(Watchable):
     ) -> TintOutput:
         """Train on the part under `train_mask`, each sequence on its own, and predict the rest.
 
+        With `learning_rate="auto"` the rate of each sequence is chosen by its own training part, and `learning_rates`
+        of the output has it.
+
         Args:
             input_ids: Token ids `[batch, tokens]`: a tensor, an array of numpy, or nested lists.
             train_mask: 1 for the tokens that are trained on, 0 for those that are evaluated. It restricts the loss, not
@@ -65,7 +70,12 @@ class Tint(Watchable):
         """
         batch = Batch.of(self.auxiliary, input_ids, train_mask=train_mask, **masks)
         checked("before", before, bool, InputError)
-        return TintOutput.of(batch, self.engine.run(batch, logits_at=positions_of(logits, batch), before=before))
+        logits_at = positions_of(logits, batch)
+        if self.rule.is_auto:
+            batch = with_rates(self.auxiliary, self.rule, batch)
+        out = TintOutput.of(batch, self.engine.run(batch, logits_at=logits_at, before=before))
+        warn_of_ruin(out, stacklevel=2)
+        return out
 
     @property
     def hooks(self) -> Hooks:
@@ -87,4 +97,10 @@ class Tint(Watchable):
         input_ids = as_tensor("input_ids", input_ids)
         train_mask = torch.ones_like(input_ids, dtype=torch.bool) if train_mask is None else train_mask
         batch = Batch.of(self.auxiliary, input_ids, train_mask=train_mask, **masks)
-        return Tuned(self.auxiliary, self.rule, self.engine.adapt(batch))
+        if not self.rule.is_auto:
+            return Tuned(self.auxiliary, self.rule, self.engine.adapt(batch))
+        # One update has one rate, which is a number from here on.
+        choice = choose_for(self.auxiliary, self.rule, batch, together=True)
+        return Tint(self.auxiliary, replace(self.rule, learning_rate=choice.rate)).adapt(
+            input_ids, train_mask=train_mask, **masks
+        )

@@ -31,7 +31,7 @@ from tintformer.auxiliary.ops import Weight
 from tintformer.auxiliary.placement import placed_parameters
 from tintformer.engines.fast.updates import Factors, MatrixUpdate, Updates
 from tintformer.errors import LoadError, TintError, cause
-from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.learning_rule import LearningRule, require_number
 from tintformer.rule.trainable import trainable_weights
 from tintformer.storage.checksums import CHECKSUM, Checksum, add_tensor, write_tensors
 from tintformer.storage.untrusted import is_finite
@@ -48,6 +48,7 @@ def write_update(target: Path, auxiliary: Auxiliary, rule: LearningRule, updates
     from safetensors import SafetensorError
 
     check_file(target)
+    require_number(rule, "a saved update")
     keys = _keys(auxiliary, rule)
     tensors, rates = _as_tensors(keys, updates)
     metadata = {
@@ -132,7 +133,7 @@ def _read_rule(metadata: Mapping[str, str], path: Path) -> LearningRule:
     if odd := sorted(knobs.keys() ^ {field.name for field in fields(LearningRule)}):
         raise LoadError(f"{path}: its rule has other knobs than those of this version ({odd!s:.80}): adapt anew")
     try:
-        return LearningRule.of(knobs)
+        return require_number(LearningRule.of(knobs), "a saved update")
     except (TintError, TypeError) as error:
         raise LoadError(f"{path}: its rule cannot be followed: {cause(error)}") from error
 

@@ -214,7 +214,7 @@ class Compiler:
         (x,) = saved
         assert isinstance(op, Linear | Norm), f"{op.name} has no parameters"
         if isinstance(op, Linear):
-            rate = self.simulator.rule.learning_rate
+            rate = self.simulator.rule.rate
             layer = attention.LinearDescent(self.flag, x.quantities, gradient.quantities, self._matrix(op), rate)
             self.emit(layer)
             return
@@ -335,7 +335,7 @@ class Compiler:
             for piece, quantity in enumerate(gradients[region].quantities):
                 reads.append(quantity)
                 rows.append(piece * num_rows + row)
-        self.emit(attention.RowDescent(reads, prefix.block, rows, self.simulator.rule.learning_rate))
+        self.emit(attention.RowDescent(reads, prefix.block, rows, self.simulator.rule.rate))
         return prefix
 
     # Linear layers and attention.

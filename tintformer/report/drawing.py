@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from tintformer.analysis.plot_style import BETTER, FAINT, INK, MUTED, STYLE, VARIABLES, WORSE, import_matplotlib
-from tintformer.learning.rate_selection import CLEARLY_WORSE
+from tintformer.learning.rate_search import CLEARLY_WORSE
 from tintformer.report.collect import Report, UpdateNorm
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def drawable(report: Report) -> list[str]:
         "gain": True,
         "updates": bool(update_rows(report)),
         "cosines": bool(report.cosines),
-        "rates": report.choice is not None,
+        "rates": report.choice is not None and bool(report.choice.curve),
     }
     return [name for name in NAMES if there[name]]
 
@@ -279,10 +279,10 @@ def rate_panel(panel: Any, report: Report) -> None:
     if outside:
         rates = [point.rate for point in outside]
         panel.plot(rates, [top] * len(rates), color=WORSE, ls="", marker="^", ms=5, label="far worse")
-    chosen = next(point for point in points if point.rate == choice.rate)
-    panel.plot(
-        [chosen.rate], [min(chosen.loss, top)], ls="", marker="o", ms=10, mfc="none", mec=INK, mew=1.3, label="chosen"
-    )
+    around: dict[str, Any] = {"ls": "", "marker": "o", "ms": 10, "mfc": "none", "mec": INK, "mew": 1.3}
+    for point in points:  # none of them where no training was chosen
+        if point.rate == choice.rate:
+            panel.plot([point.rate], [min(point.loss, top)], label="chosen", **around)
     panel.set_xscale("log")
     panel.xaxis.set_major_formatter(lambda rate, _: tidy(rate))
     panel.xaxis.set_minor_formatter(lambda rate, _: "")

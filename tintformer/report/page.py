@@ -165,13 +165,10 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _rate_text(report: Report) -> str:
-    rate, choice = tidy(report.rule.learning_rate), report.choice
+    rate, choice = tidy(report.rule.rate), report.choice
     if choice is None:
         return f"{rate}, as given"
-    tried = f"of {len(choice.curve) - 1} tried on the last {choice.evaluation_tokens} tokens of the training part"
-    if choice.helps:
-        return f"{rate}, at or just below the best {tried}"
-    return f"{rate}, the smallest {tried}: none of them lowered the loss there"
+    return f"{rate}: {choice.reason}" if choice.reason else rate
 
 
 # The text.
@@ -335,11 +332,12 @@ def _cosines_caption(report: Report) -> str:
 def _rates_caption(report: Report) -> str:
     choice = report.choice
     if choice is None:
-        return f"There is none: the rate, {tidy(report.rule.learning_rate)}, was given and not searched for."
-    how = "The rate that is used lies at or just below the best." if choice.helps else "No rate helped."
+        return f"There is none: the rate, {tidy(report.rule.rate)}, was given and not searched for."
+    if not choice.curve:
+        return f"There is none: {choice.reason}."
     return (
-        f"Each rate was tried inside the training part alone: trained on {choice.train_tokens} of its tokens, scored "
-        f"on the last {choice.evaluation_tokens}. {how}"
+        f"Each rate was tried inside the training part alone: {choice.evaluation_tokens} of its {choice.train_tokens} "
+        f"tokens were scored after training on those before them. Chosen is {tidy(choice.rate)}: {choice.reason}."
     )
 
 

@@ -14,6 +14,7 @@ Reduction = Literal["sum", "mean"]
 Gradient = Literal["exact", "first_order", "central"]
 AttentionGradient = Literal["value", "exact", "perturbed"]
 EpsilonMode = Literal["fixed", "relative"]
+Auto = Literal["auto"]
 
 STEPS: dict[tuple[str, str], float] = {
     ("first_order", "relative"): 3e-4,
@@ -24,6 +25,9 @@ STEPS: dict[tuple[str, str], float] = {
     ("perturbed", "fixed"): 3e-3,
 }
 """Default steps: the smallest worst case over two real models in float32 (docs/approximations.md)."""
+
+A_NUMBER = "give one, such as tintformer.choose_rate(model, rule, input_ids, train_mask).rate"
+"""What to do where `auto` cannot be used."""
 
 
 @explained
@@ -36,9 +40,9 @@ class LearningRule:
     """
 
     # 0 is allowed: it is the model as it is, the baseline of every comparison.
-    learning_rate: Annotated[float, Range(at_least=0, at_most=FLOAT32_MAX)]
+    learning_rate: Annotated[float, Range(at_least=0, at_most=FLOAT32_MAX)] | Auto
     """Step size. With a summed loss the best one differs 20-fold between models and lies within 2x of divergence:
-    too small and nothing is learnt, twice the best and the loss explodes."""
+    too small and nothing is learnt, twice the best and the loss explodes. `auto` has it chosen for each sequence."""
     steps: Annotated[int, Range(at_least=1)] = 1
     """Gradient steps inside the pass. More steps want a smaller rate."""
     layers: Annotated[int | None, Range(at_least=1)] = None
@@ -132,6 +136,18 @@ class LearningRule:
                 "'value' sends no gradient to queries and keys"
             )
 
+    @property
+    def is_auto(self) -> bool:
+        """Whether the rate is to be chosen for each sequence that is learnt from."""
+        return self.learning_rate == "auto"
+
+    @property
+    def rate(self) -> float:
+        """The learning rate as a number; where it is `auto` and no text is at hand, an error that says what to do."""
+        if isinstance(self.learning_rate, str):
+            raise RuleError(f"learning_rate='auto' is chosen for a text, and a number is needed here: {A_NUMBER}")
+        return self.learning_rate
+
     def difference_step(self, difference: Gradient | AttentionGradient) -> float:
         """The step of a kind of difference; 0 where none is taken.
 
@@ -168,6 +184,13 @@ def require_rule(rule: Any) -> LearningRule:
         return rule
     remedy = "LearningRule.of(knobs)" if isinstance(rule, dict) else "LearningRule(learning_rate=1e-4)"
     raise RuleError(f"rule={shown(rule)} is no LearningRule; give one, such as {remedy}")
+
+
+def require_number(rule: Any, holder: str) -> LearningRule:
+    """A rule whose rate is a number, for what is built with the rate inside of it."""
+    if require_rule(rule).is_auto:
+        raise RuleError(f"learning_rate='auto' is chosen for each text, but {holder} holds one rate: {A_NUMBER}")
+    return rule
 
 
 PRESETS: dict[str, Callable[..., LearningRule]] = {

@@ -98,7 +98,7 @@ class ModuleFactory:
                 return AttentionBackward(op, cuts, self.layout, self.rule, self.weigh, self.tiny, self.transposition)
 
     def _descent(self, wired: WiredOp) -> Module | None:
-        op, rate = wired.op, self.rule.learning_rate
+        op, rate = wired.op, self.rule.rate
         free = trained_weights(self.rule, op)
         if not free:
             return None

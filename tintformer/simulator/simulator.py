@@ -22,7 +22,7 @@ from tintformer.execution.continuation import Continuation, KeyValueCache
 from tintformer.execution.engine import own_settings, row_updates, undisturbed
 from tintformer.execution.hooks import Hooks, Watchable
 from tintformer.execution.output import EngineResult, Logits, TintOutput, positions_of, predict
-from tintformer.rule.learning_rule import LearningRule, require_rule
+from tintformer.rule.learning_rule import LearningRule, require_number
 from tintformer.simulator import checkpoint, prefix
 from tintformer.simulator.construction import Construction
 from tintformer.simulator.geometry import Geometry, auxiliary_width, derive
@@ -47,7 +47,7 @@ def build(model: Any, rule: LearningRule, **construction: Any) -> Simulator:
         rule: How it learns.
         **construction: Fields of `Construction`: layout, stack, tie_blocks, attention, ...; all else is derived.
     """
-    return Simulator(load(model), require_rule(rule), Construction.of(construction))
+    return Simulator(load(model), require_number(rule, "a simulator"), Construction.of(construction))
 
 
 class Simulator(nn.Module, Watchable):
@@ -64,7 +64,7 @@ class Simulator(nn.Module, Watchable):
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule, construction: Construction):
         super().__init__()
         auxiliary.require_one_device("the simulator")
-        self.auxiliary, self.rule, self.construction = auxiliary, require_rule(rule), construction
+        self.auxiliary, self.rule, self.construction = auxiliary, require_number(rule, "a simulator"), construction
         with own_settings(auxiliary):
             self._construct()
         self.to(device=auxiliary.device)

@@ -97,7 +97,7 @@ class LearnResult:
 
     @property
     def learning_rate(self) -> float:
-        return self.rule.learning_rate
+        return self.rule.rate
 
     def token_table(self) -> Any:
         """Every evaluated token, in the order of the text: its loss and probability before and after.

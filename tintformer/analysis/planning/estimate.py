@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Annotated, Any
 
@@ -145,6 +145,8 @@ def plan(
     checked("dtype", dtype, torch.dtype, InputError)
     _check(tokens, batch, train, engine)
     rule = LearningRule(learning_rate=1.0) if rule is None else require_rule(rule)
+    if rule.is_auto:  # the choice itself is not estimated
+        rule = replace(rule, learning_rate=1.0)
     named = isinstance(model, str | os.PathLike)
     config = read_config(model) if named else getattr(model, "config", model)
     name = os.fspath(model) if named else config.model_type

@@ -76,7 +76,7 @@ def simulated_gradient(auxiliary: Auxiliary, rule: LearningRule, batch: Batch, e
     gradients: Gradients = {}
     for name, weight in parameters(auxiliary):
         rows = [_read(weight, row.get(weight.name)) for row in updates]
-        gradients[name] = torch.stack(rows).double() / -rule.learning_rate
+        gradients[name] = torch.stack(rows).double() / -rule.rate
     return gradients
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tintformer.experiments.in_context_learning import InContextResult
     from tintformer.experiments.language_modelling import LanguageResult
     from tintformer.experiments.runs import Run
-    from tintformer.learning.rate_selection import RatePoint
+    from tintformer.learning.rate_search import RatePoint
 
 PLACE = "tracking"
 """Below the output directory, for trackers that write files."""

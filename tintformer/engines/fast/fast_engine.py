@@ -68,6 +68,15 @@ class FastEngine:
 
     @undisturbed
     @torch.no_grad()
+    def learn(self, batch: Batch) -> Updates:
+        """The update of every sequence on its own, without a prediction."""
+        executor = FastExecutor(self.auxiliary, self.rule, batch, dual=self.dual)
+        walk.train(self.hooks.observed(executor, batch), self.auxiliary, self.rule)
+        executor.check_updates()
+        return executor.updates
+
+    @undisturbed
+    @torch.no_grad()
     def score(self, batch: Batch, updates: Updates, *, logits_at: Bool[Tensor, "B T"] | None) -> EngineResult:
         """Predict with updates that are there already; nothing is learnt."""
         executor = FastExecutor(self.auxiliary, self.rule, batch, updates=updates)

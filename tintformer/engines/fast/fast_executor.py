@@ -165,7 +165,8 @@ class FastExecutor(TensorStreams):
         # One update of all sequences is that of their summed losses:
         # gradients are linear in the loss, so sums are enough.
         update = gradient.sum(0, keepdim=True) if self.pooled else gradient
-        update = update * -self.rule.learning_rate
+        rates = self.batch.rates
+        update = update * (-self.rule.rate if rates is None else -rates.to(update)[:, None])
         known = self.updates.vectors.get(weight)
         self.updates.vectors[weight] = update if known is None else known + update
 
@@ -201,7 +202,7 @@ class FastExecutor(TensorStreams):
 
     def _divergence(self, where: str) -> DivergenceError:
         when = f" after step {self.steps_taken} of {self.rule.steps}" if self.steps_taken else ""
-        return DivergenceError.at(where, self.rule.learning_rate, when)
+        return DivergenceError.at(where, self.batch.largest_rate(self.rule), when)
 
     def _factors(self, x: Tensor, gradient: Tensor) -> Factors:
         if self.pooled:
@@ -209,7 +210,11 @@ class FastExecutor(TensorStreams):
             # product, and padding adds nothing to it but rank.
             kept = self.batch.on(x.device).attention_mask[:, : x.shape[1]]
             x, gradient = x[kept][None], gradient[kept][None]
-        return Factors(x, gradient, self.rule.learning_rate)
+        largest, rates = self.batch.largest_rate(self.rule), self.batch.rates
+        if rates is not None:
+            # Relative to the largest, which stays a number: where all are the same nothing is rounded.
+            gradient = gradient * (rates / largest if largest else rates).to(gradient)[:, None, None]
+        return Factors(x, gradient, largest)
 
     def _matrix(self, op: Linear) -> MatrixUpdate:
         """The update of a linear's matrix, in the form that costs less."""

@@ -142,6 +142,13 @@ class Updates:
         result.vectors = {weight: update for weight, update in self.vectors.items() if weight in weights}
         return result
 
+    def scaled(self, factor: float) -> Updates:
+        """The updates of a rate that is so many times as large; of one step alone, whose gradient knows no rate."""
+        result = Updates()
+        result.matrices = {weight: update.scaled(factor) for weight, update in self.matrices.items()}
+        result.vectors = {weight: update * factor for weight, update in self.vectors.items()}
+        return result
+
     def settled(self) -> Updates:
         """The same updates, in the form that serves many short passes best."""
         result = Updates()
@@ -199,6 +206,15 @@ class MatrixUpdate:
         if self.keep and len(total) == 1:
             self.formed = total
         return total
+
+    def scaled(self, factor: float) -> MatrixUpdate:
+        return MatrixUpdate(
+            dual=self.dual,
+            keep=self.keep,
+            factors=[Factors(part.x, part.g, part.rate * factor) for part in self.factors],
+            dense=None if self.dense is None else self.dense * factor,
+            own_bias=self.own_bias,
+        )
 
     def settled(self, weight: Float[Tensor, "O I"]) -> MatrixUpdate:
         """Ready for many short passes, which are bound by what they read: factors where they are smaller than the

@@ -80,24 +80,25 @@ class OracleEngine:
             _refuse_shared_tokens(batch, rows)
         original = self._original()
         with self.lock:
-            tuned = [self._train(original, row) for row in rows]
+            rates = [self.rule.rate] * len(rows) if batch.rates is None else batch.rates.tolist()
+            tuned = [self._train(original, row, rate) for row, rate in zip(rows, rates, strict=True)]
             after = self._predictions(tuned, rows, batch, logits_at)
             if not bool(torch.isfinite(after.losses).all()):
-                self._blame(self._predictions([original] * len(rows), rows, batch, None))
+                self._blame(self._predictions([original] * len(rows), rows, batch, None), max(rates))
             return EngineResult(
                 after=after,
                 before=self._predictions([original] * len(rows), rows, batch, logits_at) if before else None,
                 updates=lambda row: {name: tuned[row][name] - original[name] for name in self.masks},
             )
 
-    def _blame(self, untrained: Predictions) -> NoReturn:
+    def _blame(self, untrained: Predictions, rate: float) -> NoReturn:
         """Say what made a loss non-finite: the model as it came, or learning."""
         if not bool(torch.isfinite(untrained.losses).all()):
             raise NonFiniteError(
                 f"{self.auxiliary.name} gives NaN or infinity before anything is learnt, so the learning rate is "
                 "not the cause; check its configuration (norm epsilons, rotary settings) and its weights"
             )
-        raise DivergenceError.at("the loss", self.rule.learning_rate)
+        raise DivergenceError.at("the loss", rate)
 
     def _predictions(
         self, values: list[dict[str, Tensor]], rows: list[list[Segment]], batch: Batch, logits_at: Tensor | None
@@ -108,7 +109,7 @@ class OracleEngine:
         losses = -logits[evaluated[at]].log_softmax(-1).gather(1, batch.targets[evaluated][:, None])[:, 0]
         return Predictions(losses=losses, logits=None if logits_at is None else logits)
 
-    def _train(self, original: dict[str, Tensor], row: list[Segment]) -> dict[str, Tensor]:
+    def _train(self, original: dict[str, Tensor], row: list[Segment], rate: float) -> dict[str, Tensor]:
         # Functional: the parameters are handed to each call, so the user's model is read and never written.
         values = dict(original)
         count = sum(len(segment.targets) for segment in row)
@@ -122,7 +123,7 @@ class OracleEngine:
                 loss = loss / count if self.rule.reduction == "mean" else loss
                 gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True, materialize_grads=True)
             for (name, mask), gradient in zip(self.masks.items(), gradients, strict=True):
-                values[name] = values[name] - self.rule.learning_rate * mask * gradient
+                values[name] = values[name] - rate * mask * gradient
         return values
 
     def _loss(self, values: dict[str, Tensor], segment: Segment) -> Tensor:

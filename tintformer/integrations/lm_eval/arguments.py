@@ -11,7 +11,7 @@ import torch
 
 from tintformer.errors import InputError, RuleError
 from tintformer.learning.engine_registry import engines_that
-from tintformer.rule.learning_rule import PRESETS, LearningRule
+from tintformer.rule.learning_rule import PRESETS, LearningRule, require_number
 from tintformer.typed_fields import Range, check_fields
 
 TOKENS = 256
@@ -56,6 +56,7 @@ class ModelArguments:
         if preset not in PRESETS:
             raise RuleError(f"preset={preset!r} is unknown; choose one of {', '.join(PRESETS)}")
         rule = PRESETS[preset](**{name: given[name] for name in knobs if name in given})
+        require_number(rule, "an evaluation of the harness")
         chosen: dict[str, Any] = {name: given[name] for name in own if given.get(name) is not None}
         for name, value in chosen.items():
             chosen[name] = _count(name, value) if name in ("max_length", "batch_size") else str(value)

@@ -109,7 +109,7 @@ class Scorer:
         """Contexts with padding on the left, so that the last tokens stand in one place."""
         ids, attended = padded([each.context for each in asked], left=True)
         auxiliary = self.engine.auxiliary
-        if self.engine.rule.learning_rate > 0 and asked[0].teaches:
+        if self.engine.rule.rate > 0 and asked[0].teaches:
             return Batch.of(auxiliary, ids, train_mask=attended, attention_mask=attended)
         return Batch.to_score(auxiliary, ids, attention_mask=attended)
 

@@ -34,7 +34,8 @@ from tintformer.integrations.transformers.config import TintConfig
 from tintformer.integrations.transformers.label_loss import checked_labels, mean_loss
 from tintformer.integrations.transformers.register import register_model
 from tintformer.learning.engine_registry import ENGINES, make_engine
-from tintformer.rule.learning_rule import LearningRule, require_rule
+from tintformer.learning.rate_selection import with_rates
+from tintformer.rule.learning_rule import LearningRule, require_number, require_rule
 from tintformer.storage.foreign_text import user_path
 from tintformer.storage.loading import load
 from tintformer.storage.safetensors_headers import read_headers
@@ -164,6 +165,8 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
             train = self._training_part(ids, attention_mask, train_mask)
             given: LearningMasks = {"attention_mask": attention_mask, "loss_mask": loss_mask}
             batch = Batch.of(engine.auxiliary, ids, train_mask=train, **given)
+            if engine.rule.is_auto:
+                batch = with_rates(engine.auxiliary, engine.rule, batch)
             continuation = engine.begin(batch, keep_cache=cache is not None)
             if cache is not None:
                 cache.continuation = continuation
@@ -314,6 +317,7 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
         if not is_main_process:
             return
         self.config.check()
+        require_number(self.config.rule, "a saved model")
         self.config.architectures = [type(self).__name__]
         self.config.auxiliary.dtype = self.config.dtype = self.auxiliary.dtype
         checked_settings(self._describe())

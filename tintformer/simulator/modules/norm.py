@@ -99,7 +99,7 @@ class NormDescent(Module):
             self.regions.fill(self.product, self.moved["scale"])
         self.pool = Pool(cut, groups) if op.num_groups > 1 else None
         kind = RowDescent if layout.lean else DiagonalDescent
-        self.affine = kind(op, layout, self.moved, rule.learning_rate, weigh)
+        self.affine = kind(op, layout, self.moved, rule.rate, weigh)
 
     def forward(self, dy: Pieces, x: Pieces, prefix: Tensor) -> Tensor:
         gradients = {"bias": dy} if "bias" in self.moved else {}
