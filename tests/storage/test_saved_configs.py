@@ -185,7 +185,8 @@ def described(value: Any, *, tensors: bool = True) -> Any:
         shape = tuple(value.shape)
         return (shape, str(value.dtype), value.detach().contiguous().numpy().tobytes()) if tensors else shape
     if dataclasses.is_dataclass(value):
-        fields = [field.name for field in dataclasses.fields(value) if field.name not in ("model", "name", "record")]
+        origin = ("model", "name", "record", "open_tokenizer")
+        fields = [field.name for field in dataclasses.fields(value) if field.name not in origin]
         if isinstance(value, Embedding) and not tensors:
             fields.remove("scale")  # Gemma's is a table too
         return type(value).__name__, {name: described(getattr(value, name), tensors=tensors) for name in fields}
