@@ -13,6 +13,7 @@ from tintformer import console
 from tintformer.console import (
     complain,
     doing,
+    greeting,
     hand_over,
     on_one_line,
     print_json,
@@ -108,6 +109,17 @@ def test_a_terminal_shows_what_is_being_done_until_something_is_printed(
     doing("outside of a command")
     hand_over("outside of a command")
     assert terminal.new() == "" and capsys.readouterr().out == ""
+
+
+def test_a_greeting_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = open_terminal(monkeypatch)
+    with greeting("starting"):
+        assert terminal.new() == "starting"
+    assert terminal.new() == f"\r{' ' * len('starting')}\r"
+    monkeypatch.setenv("RANK", "1")
+    with greeting("starting"):
+        pass
+    assert terminal.new() == ""
 
 
 def test_an_error_ends_the_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,10 +160,25 @@ def _is_terminal(stream: Any) -> bool:
 
 
 @contextmanager
+def greeting(text: str) -> Generator[None]:
+    """Show a few words on a terminal while the commands are imported; without rich, which is a good part of that."""
+    shown = text if _is_terminal(sys.stderr) and _is_first() else ""
+    print(shown, end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print(f"\r{' ' * len(shown)}\r" if shown else "", end="", file=sys.stderr, flush=True)
+
+
+def _is_first() -> bool:
+    """Of the processes of a launcher the first does the talking."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
 def working(text: str) -> Generator[None]:
     """As long as it lasts, a line on standard error says what is being done, this text first; see `doing`."""
-    # Of the processes of a launcher the first does the talking.
-    if os.environ.get("RANK", "0") != "0":
+    if not _is_first():
         yield
         return
     _STATUS.begin(text)

@@ -102,8 +102,8 @@ def test_something_is_shown_before_the_libraries_are_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     loaded = {name.partition(".")[0] for name in done.stderr.split()}
-    assert "rich" in loaded and "plain forward passes" in done.stdout, done.stderr
-    assert not loaded & {"torch", "transformers", "numpy"}
+    assert "tintformer" in loaded and "plain forward passes" in done.stdout, done.stderr
+    assert not loaded & {"torch", "transformers", "numpy", "typer", "rich"}
 
 
 def test_models_lists_every_family() -> None:

@@ -32,6 +32,7 @@ def _leave(code: int) -> None:
 
 def main() -> None:
     """Run the command line; bad input ends in one line on standard error and exit code 2, Ctrl-C quietly in 130."""
+    from tintformer.console import greeting
     from tintformer.errors import TintError
     from tintformer.threads import use_sleeping_threads
 
@@ -39,7 +40,8 @@ def main() -> None:
     _write_what_can_be_written()
 
     try:
-        from tintformer.cli.app import app
+        with greeting("starting"):
+            from tintformer.cli.app import app
 
         try:
             app()

@@ -13,7 +13,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -51,7 +50,7 @@ _WAITING: dict[str, Callable[[], None]] = {
 """What to do once a module is there."""
 
 
-class _Finder(MetaPathFinder):
+class _Finder:  # no MetaPathFinder, which brings in more than all else that `tint` needs to say that it is there
     """Finds nothing of its own; it only adds a last step to the import of the modules that are waited for."""
 
     def find_spec(
