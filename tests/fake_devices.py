@@ -118,7 +118,7 @@ def fake_devices() -> Iterator[None]:
 
 def put(model: nn.Module, places: dict[str, torch.device]) -> None:
     """Move parameters and buffers, by the longest prefix of their names that is given; tied ones stay one."""
-    moved: dict[tuple[int, torch.device], Tensor] = {}
+    moved: dict[tuple[int, torch.device], Any] = {}
     for path, module in model.named_modules():
         for tensors in (module._parameters, module._buffers):
             for key, tensor in tensors.items():

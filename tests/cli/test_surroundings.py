@@ -97,3 +97,20 @@ def test_the_process_ends_when_all_is_said_and_cleaned_up(word: str, code: int) 
     done = subprocess.run([sys.executable, "-c", ENDING, word], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == code and (done.stdout + done.stderr).count("\n") >= 2
     assert done.stdout.endswith("cleaned up\n"), "and modules are not taken apart after that"
+
+
+def test_waiting_threads_sleep_unless_it_is_too_late_or_somebody_has_said_otherwise() -> None:
+    code = "import os, sys{}; import tintformer; print(os.environ.get('OMP_WAIT_POLICY'), 'torch' in sys.modules)"
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+    cases = {
+        ("", ""): "passive False",
+        ("OMP_WAIT_POLICY", "active"): "active False",
+        ("GOMP_SPINCOUNT", "1000"): "None False",
+    }
+    for (name, value), expected in cases.items():
+        variables = plain | ({name: value} if name else {})
+        done = subprocess.run([sys.executable, "-c", code.format("")], capture_output=True, text=True, env=variables)
+        assert done.stdout.strip() == expected, done.stderr
+    late = code.format("; sys.modules['torch'] = sys")  # torch would read nothing any more
+    done = subprocess.run([sys.executable, "-c", late], capture_output=True, text=True, env=plain)
+    assert done.stdout.strip() == "None True", done.stderr

@@ -32,6 +32,7 @@ from tintformer.storage.file_names import to_file_name
 from tintformer.storage.foreign_files import read_foreign_json
 from tintformer.storage.foreign_tokenizers import open_tokenizer
 from tintformer.storage.saved_configs import plain_settings
+from tintformer.storage.staging import settle
 from tintformer.storage.whole_files import make_directory, whole_directory
 from tintformer.version import __version__
 
@@ -70,6 +71,7 @@ class Fingerprint:
 def plain_copy(file: Path, *, thorough: bool = False) -> Path | None:
     """The directory with the copy of a GGUF file, if there is one that is whole and of this very file."""
     place = _place(file)
+    settle(place.parent)  # what a process that was killed has left may be as large as the copy
     try:
         note = read_foreign_json(place / NOTE)
         source, files = Fingerprint(**note["source"]), note["files"]
