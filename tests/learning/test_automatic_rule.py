@@ -22,7 +22,7 @@ def auxiliary() -> Any:
 
 
 @pytest.fixture(scope="module")
-def rows() -> dict[str, torch.Tensor]:
+def rows() -> dict[str, Any]:
     """A text, and a shorter piece from the middle of it, padded."""
     ids = torch.tensor([make_tokenizer()(TEXT)["input_ids"]])
     short = ids[:, 20:80]
@@ -33,14 +33,14 @@ def rows() -> dict[str, torch.Tensor]:
     return {"input_ids": both, "attention_mask": there, "train_mask": (torch.arange(width) < 45).expand(2, width)}
 
 
-def alone(rows: dict[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]:
+def alone(rows: dict[str, Any], row: int) -> dict[str, Any]:
     there = rows["attention_mask"][row].bool()
     return {name: value[row : row + 1, there] for name, value in rows.items()}
 
 
 @pytest.mark.parametrize("engine", ["fast", "reference", "oracle"])
-def test_a_batch_is_its_rows_one_by_one(auxiliary: Any, rows: dict[str, torch.Tensor], engine: str) -> None:
-    sim = tint.Tint(auxiliary, AUTO, engine=engine)
+def test_a_batch_is_its_rows_one_by_one(auxiliary: Any, rows: dict[str, Any], engine: str) -> None:
+    sim: Any = tint.Tint(auxiliary, AUTO, engine=engine)
     both = sim(**rows, before=True)
     for row in range(2):
         single = sim(**alone(rows, row), before=True)
@@ -55,7 +55,7 @@ def test_a_batch_is_its_rows_one_by_one(auxiliary: Any, rows: dict[str, torch.Te
     )
 
 
-def test_an_update_has_a_number(auxiliary: Any, rows: dict[str, torch.Tensor], tmp_path: Path) -> None:
+def test_an_update_has_a_number(auxiliary: Any, rows: dict[str, Any], tmp_path: Path) -> None:
     masks = {name: rows[name] for name in ("input_ids", "attention_mask")}
     tuned = tint.Tint(auxiliary, AUTO).adapt(**masks)
     choice = choose_rate(auxiliary, AUTO, train_mask=rows["attention_mask"], **masks, together=True)
@@ -64,12 +64,11 @@ def test_an_update_has_a_number(auxiliary: Any, rows: dict[str, torch.Tensor], t
     assert tint.Tuned.load(tmp_path / "update", auxiliary).rule == tuned.rule
 
 
-def test_the_transformers_model_chooses_for_each_prompt(
-    auxiliary: Any, rows: dict[str, torch.Tensor], tmp_path: Path
-) -> None:
+def test_the_transformers_model_chooses_for_each_prompt(auxiliary: Any, rows: dict[str, Any], tmp_path: Path) -> None:
     model: Any = tint.TintForCausalLM.from_auxiliary(auxiliary.model, AUTO)
     masks = {name: rows[name] for name in ("input_ids", "attention_mask", "train_mask")}
-    out, expected = model(**masks), tint.Tint(auxiliary, AUTO)(**masks)
+    learner: Any = tint.Tint(auxiliary, AUTO)
+    out, expected = model(**masks), learner(**masks)
     there = masks["attention_mask"].bool()
     torch.testing.assert_close(out.logits[there], expected.logits[there], rtol=1e-3, atol=1e-3)
     options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
@@ -102,7 +101,7 @@ def test_an_export_refuses_it(auxiliary: Any) -> None:
         PortableFast(auxiliary, AUTO)
 
 
-def test_a_ruinous_result_is_a_warning(auxiliary: Any, rows: dict[str, torch.Tensor]) -> None:
+def test_a_ruinous_result_is_a_warning(auxiliary: Any, rows: dict[str, Any]) -> None:
     ruin = tint.Tint(auxiliary, tint.LearningRule(learning_rate=5.0))
     with pytest.warns(tint.TintWarning, match=r"row 0: learning has made the predictions much worse \(loss"):
         out = ruin(**rows, before=True)
