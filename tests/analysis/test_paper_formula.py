@@ -186,6 +186,13 @@ def test_no_number_is_cut_off_in_a_narrow_terminal(app: typer.Typer, name: str) 
     assert f"{formula(name).total:,} parameters" in done.stdout
 
 
+def test_thousands_of_blocks_are_refused_before_anything_is_built(app: typer.Typer, tmp_path: Path) -> None:
+    config = {"model_type": "gpt2", "n_embd": 12, "n_layer": 2000, "n_head": 3}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(tint.TintError, match="has 2000 blocks; sizes are counted up to 400"):
+        CliRunner().invoke(app, [str(tmp_path)], catch_exceptions=False)
+
+
 def test_a_model_without_a_network_is_counted_all_the_same(app: typer.Typer, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     config = {"model_type": "gpt2", "n_embd": 12, "n_layer": 2, "n_head": 3, "layer_norm_epsilon": 0.0}

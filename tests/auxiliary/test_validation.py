@@ -55,6 +55,7 @@ def test_unknown_architectures(config: object, reason: str) -> None:
         ("llama", "num_key_value_heads", 2, "evenly"),
         ("gemma", "use_bidirectional_attention", True, "bidirectional"),
         ("gptj", "rotary_dim", None, "rotary_dim"),
+        ("gptj", "rotary_dim", 64, "but a head is 8 wide"),
         ("gpt2", "final_logit_softcapping", 30.0, "soft-capping"),
     ],
 )

@@ -49,10 +49,12 @@ def _rope(r: Random, partial: float | None = None) -> Settings:
 def _llama(r: Random, *, free_heads: bool = True) -> Settings:
     heads, groups = _heads(r)
     width = r.choice((2, 4, 6))
+    # Multiples of the heads, which transformers asks of some families although a head has a width of its own.
+    sizes = [size for size in (6, 12, 16, 20) if size % heads == 0]
     if not free_heads and heads * width < 4:
         width = 4
     return {
-        "hidden_size": r.choice((6, 12, 16)) if free_heads else heads * width,
+        "hidden_size": r.choice(sizes) if free_heads else heads * width,
         "intermediate_size": r.choice((5, 12, 17)),
         "num_hidden_layers": r.randint(1, 3),
         "num_attention_heads": heads,

@@ -274,7 +274,12 @@ def _command(*arguments: str) -> int:
 
 def open_evaluation(place: Path, base: Path) -> str:
     tables = EVALUATION + ".md"
-    runs = {file.name: file.read_bytes() for file in (place / "runs").glob("*.json") if file.is_file()}
+    # Files may be made larger than the memory.
+    runs = {
+        file.name: file.read_bytes() if file.stat().st_size < 10**7 else b""
+        for file in (place / "runs").glob("*.json")
+        if file.is_file()
+    }
     (place / tables).unlink(missing_ok=True)
     if _command("eval", "table", str(place)):
         return "refused"

@@ -37,6 +37,8 @@ _PAGE = resource.getpagesize()
 _TICKS = os.sysconf("SC_CLK_TCK")
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES = ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod", "os.link", "os.symlink")
+_FOLLOW = ("os.truncate", "os.chmod")
+"""What changes the file that a link points to."""
 _RUNS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "pty.spawn")
 _CONNECTS = ("socket.connect", "socket.getaddrinfo", "socket.bind", "socket.sendto")
 
@@ -245,7 +247,9 @@ class Watch:
             folders = args[-count:] if event in ("os.rename", "os.link") else args[-1:] * count
             for path, folder in zip(args[:count], folders, strict=True):
                 relative_to = os.readlink(f"/proc/self/fd/{folder}") if _is_open(folder) else ""
-                self._changed(os.path.join(relative_to, os.fsdecode(path)), event)
+                # A link that is renamed or removed is changed itself, and not what it points to.
+                parent, name = os.path.split(os.path.join(relative_to, os.fsdecode(path)))
+                self._changed(os.path.join(os.path.realpath(parent), name), event, follow=event in _FOLLOW)
         elif event in _RUNS or event in _CONNECTS:
             self.noted.append(f"{event} {str(args)[:200]}")
             raise PermissionError(f"{event} is not allowed here")
@@ -261,10 +265,10 @@ class Watch:
         if writes:
             self._changed(path, "wrote")
 
-    def _changed(self, path: Any, what: str) -> None:
+    def _changed(self, path: Any, what: str, *, follow: bool = True) -> None:
         if isinstance(path, int):
             return
-        found = os.path.realpath(os.fsdecode(path))
+        found = os.path.realpath(os.fsdecode(path)) if follow else os.fsdecode(path)
         if not found.startswith((self.place, os.path.realpath(self.place), "/dev/")):
             self.noted.append(f"{what} {found}, outside of its directory")
             raise PermissionError(f"{found} is outside of the directory")

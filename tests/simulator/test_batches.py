@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from cases import alone, call, make_batch, make_model, make_rule
+import transformers
+from cases import TOKENS, VOCABULARY, alone, build_model, call, make_batch, make_model, make_rule
 from torch import nn
 
 import tintformer as tint
@@ -232,3 +233,14 @@ def test_what_belongs_to_other_engines() -> None:
         tint.build(model, make_rule("default", layers=3))
     with pytest.raises(tint.InputError, match="outside of the vocabulary"):
         call(tint.build(model, rule), {**make_batch(), "input_ids": make_batch()["input_ids"] + 20})
+
+
+def test_a_head_that_is_wider_than_the_stream() -> None:
+    """OPT may project its embeddings, and so the head's input, to any width."""
+    shape = {"hidden_size": 6, "ffn_dim": 9, "num_hidden_layers": 2, "num_attention_heads": 2, "word_embed_proj_dim": 8}
+    config = transformers.OPTConfig(vocab_size=VOCABULARY, max_position_embeddings=64, **TOKENS, **shape)
+    model, rule, batch = build_model("OPT", config), make_rule("full", steps=2), make_batch()
+    truth = call(tint.Tint(model, rule, engine="oracle"), batch)
+    for engine in ("fast", "simulator", "network"):
+        found = call(tint.Tint(model, rule, engine=engine), batch)
+        torch.testing.assert_close(found.token_loss, truth.token_loss, rtol=0, atol=1e-6)

@@ -15,12 +15,15 @@ from torch import nn
 from tintformer.analysis.network_entries import entries, kept
 from tintformer.auxiliary.description import Auxiliary, forks
 from tintformer.auxiliary.ops import Add, Attend
+from tintformer.errors import InputError
 from tintformer.network.layers import Layer, Quantity
 from tintformer.network.network import Network
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator.geometry import DEFAULT_STACK
 from tintformer.simulator.regions import PHASES, Phase
 
+MAX_BLOCKS = 400
+"""More than any published model has; layer by layer, thousands would take minutes."""
 TOKENS = 64
 """Text tokens that a network is compiled for if nothing else is asked for and the model has so many positions."""
 CLEARING = "LinearMap, clearing slots"
@@ -147,6 +150,10 @@ def count_network(
         auxiliary = meta_auxiliary(read_config(model), str(model))
     if max_tokens is None:
         max_tokens = min(TOKENS, auxiliary.max_positions or TOKENS)
+    if len(auxiliary.blocks) > MAX_BLOCKS:
+        raise InputError(
+            f"{len(auxiliary.blocks)} blocks are too many to write down layer by layer; up to {MAX_BLOCKS} are counted"
+        )
     with torch.device("meta"):
         network = Network(auxiliary, rule or LearningRule(learning_rate=1e-4), max_tokens=max_tokens, stack=stack)
     return count_layers(network)

@@ -73,6 +73,7 @@ def count(
     strategies, and the compiled network.
     """
     from tintformer.analysis.accounting import count_parameters, factors, non_zero_share
+    from tintformer.analysis.network_size import MAX_BLOCKS
     from tintformer.analysis.paper_formula import Formula, strategies
     from tintformer.storage.configs import meta_auxiliary, read_config
 
@@ -81,6 +82,8 @@ def count(
     if layout == "paper" and (tokens, steps) != (None, None):
         raise TintError("--tokens and --steps are the network's, which has the lean layout; leave out --layout paper")
     config = read_config(model)
+    if config.num_hidden_layers > MAX_BLOCKS:  # before they are built, even without numbers
+        raise TintError(f"{brief(model)} has {config.num_hidden_layers} blocks; sizes are counted up to {MAX_BLOCKS}")
     formula = Formula.of(config, stack=stack)
     auxiliary = meta_auxiliary(config, model)
     network = None if layout == "paper" else _network(auxiliary, stack=stack, tokens=tokens, steps=steps)

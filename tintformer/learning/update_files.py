@@ -83,7 +83,7 @@ def read_update(path: Path, auxiliary: Auxiliary) -> tuple[LearningRule, Updates
             metadata = _check_metadata(file.metadata() or {}, path)
             tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
     except (OSError, SafetensorError) as error:
-        raise LoadError(f"cannot read the update {path}: {error}") from error
+        raise LoadError(f"cannot read the update {path}: {cause(error)}") from error
     checksum = Checksum(metadata)
     for name, tensor in tensors.items():
         checksum.add(name, tensor)

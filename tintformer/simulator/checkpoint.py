@@ -163,7 +163,7 @@ def _read_tensors(file: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
                 raise LoadError(f"{file} holds no simulator (format {metadata.get('format')!r})")
             tensors = {key: opened.get_tensor(key) for key in sorted(opened.keys())}
     except (OSError, SafetensorError) as error:
-        raise LoadError(f"cannot read {file}: {error}") from error
+        raise LoadError(f"cannot read {file}: {cause(error)}") from error
     checksum = Checksum(metadata)
     for name, tensor in tensors.items():
         checksum.add(name, tensor)

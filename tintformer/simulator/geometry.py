@@ -96,6 +96,9 @@ def derive(auxiliary: Auxiliary, *, layout: LayoutName, stack: int) -> Geometry:
 
 
 def auxiliary_width(auxiliary: Auxiliary) -> int:
-    """The width D that pieces are cut to: that of the stream, or of one head where a head is wider."""
+    """The width D that pieces are cut to: that of the stream, or of what must not be cut where it is wider.
+
+    That is a head of attention, and the input of the language-model head (which OPT may project to any width).
+    """
     widest_head = max(attend.head_dim for attend in auxiliary.attentions())
-    return max(auxiliary.stream_width, widest_head)
+    return max(auxiliary.stream_width, widest_head, auxiliary.head.weight.source.shape[1])

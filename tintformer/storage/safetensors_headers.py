@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tintformer.errors import LoadError
+from tintformer.errors import LoadError, cause
 from tintformer.storage.checksums import CHECKSUM, Checksum
 from tintformer.storage.foreign_files import check_regular, read_foreign_json
 
@@ -127,7 +127,7 @@ def _open_safetensors(file: Path) -> Generator[Any]:
         opened: Any = safe_open(file, framework="pt")
     except (OSError, SafetensorError) as error:
         raise LoadError(
-            f"cannot read {file}: {error}; if it is damaged or incomplete, copy or download it again"
+            f"cannot read {file}: {cause(error)}; if it is damaged or incomplete, copy or download it again"
         ) from error
     with opened as entered:
         yield entered

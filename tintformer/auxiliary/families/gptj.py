@@ -10,6 +10,16 @@ from tintformer.auxiliary.families.family import Config, Family, Paths
 from tintformer.auxiliary.ops import Rotary
 
 
+def _refuse(config: Config) -> list[str]:
+    # Without rotary_dim GPTJAttention makes a table of the model's width for heads that are narrower, and fails itself.
+    if not config.rotary_dim:
+        return ["rotary_dim is not set: its table does not fit the heads"]
+    width = config.n_embd // config.n_head
+    if config.rotary_dim > width:
+        return [f"rotary_dim is {config.rotary_dim}, but a head is {width} wide"]
+    return []
+
+
 def _rotary(model: Any, config: Config) -> Rotary:
     """GPT-J keeps a table of sines instead of a rotary module; the frequencies are those of its table."""
     # create_sinusoidal_positions in modeling_gptj.py has the base 10000 in its code, not in the configuration, and
@@ -41,7 +51,6 @@ FAMILY = Family(
     position_scheme="rotary",
     position=_rotary,
     activation=lambda config: config.activation_function,
-    # Without rotary_dim GPTJAttention makes a table of the model's width for heads that are narrower, and fails itself.
-    refuse=lambda config: [] if config.rotary_dim else ["rotary_dim is not set: its table does not fit the heads"],
+    refuse=_refuse,
     notes="partial, interleaved rotary; head bias",
 )
