@@ -71,8 +71,10 @@ class Auxiliary:
     def generate(self, prompt: str, **options: Any) -> str:
         """What the model adds to a text, 40 tokens greedily unless `options` say otherwise.
 
-        They are those of Hugging Face's `generate` (`max_new_tokens`, `do_sample`, `temperature`, ...), and `seed`,
-        which makes sampling repeatable.
+        Args:
+            prompt: The text to continue.
+            **options: Those of Hugging Face's `generate` (`max_new_tokens`, `do_sample`, `temperature`, ...), and `seed`,
+                which makes sampling repeatable.
         """
         return continue_text(self, self.model, prompt, **options)
 

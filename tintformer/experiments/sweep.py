@@ -59,18 +59,28 @@ def sweep(
 ) -> SweepResult:
     """Learn from the first part of a text by every combination of rates, rules, layers and steps; score the rest.
 
-    `learning_rate`, `rule` ("default", "paper", "full", a `LearningRule`, or a dict of them by name), `layers` (of the
-    top that learn; None among several is all) and `steps` are one value each, or several. What is left out is as the
-    rule has it, but for the rate: without any, six from 1e-5 to 3e-3 are tried. `knobs` are those of every rule.
-
-    `model`, `text`, `tokenizer`, the training part, `engine`, `device`, `dtype` and `beyond_context` are as in `learn`.
-
-    With `output`, a directory, what is done is kept as records there, and the same sweep goes on where it was stopped,
-    with as many processes as `jobs` says. `progress` is called with how many units have been finished since it was last
-    called; there is one for each combination, and one for the model as it is.
-
     The rate that is best here is best on the tokens that are scored here: of a rate chosen so, expect a little less
     elsewhere.
+
+    Args:
+        model: As in `learn`.
+        text: As in `learn`.
+        learning_rate: One rate or several; without any, six from 1e-5 to 3e-3 are tried.
+        rule: "default", "paper", "full", a `LearningRule`, several of them, or a dict of them by name.
+        layers: How many of the top blocks learn, one number or several; None among several is all of them.
+        steps: Gradient steps, one number or several.
+        tokenizer: As in `learn`.
+        train_fraction: As in `learn`.
+        train_tokens: As in `learn`.
+        engine: As in `learn`.
+        device: As in `learn`.
+        dtype: As in `learn`.
+        beyond_context: As in `learn`.
+        output: A directory in which what is done is kept as records: the same sweep goes on where it was stopped.
+        jobs: Processes, with `output`.
+        progress: Called with how many units have been finished since it was last called; there is one for each
+            combination, and one for the model as it is.
+        **knobs: Other fields of every rule, by name.
     """
     import torch
 

@@ -29,9 +29,11 @@ class SweepRow:
     rule: str
     """What the rule is called."""
     learning_rate: float
+    """The rate."""
     layers: int | None
     """Of the top blocks that learnt; None: all."""
     steps: int
+    """Gradient steps inside the pass."""
     loss: float
     """Mean over the evaluated tokens after learning, in nats; infinite if the rate diverged."""
     change: float
@@ -41,6 +43,7 @@ class SweepRow:
 
     @property
     def perplexity(self) -> float:
+        """Of the evaluated tokens after learning."""
         return _perplexity(self.loss)
 
 
@@ -52,7 +55,9 @@ class SweepResult:
     """All combinations of a sweep on one text."""
 
     model: str
+    """Its name."""
     train_tokens: int
+    """How many tokens of the text trained."""
     token_loss_before: tuple[float, ...]
     """Of every evaluated token by the model as it is, in nats."""
     rows: tuple[SweepRow, ...]
@@ -60,6 +65,7 @@ class SweepResult:
 
     @property
     def evaluation_tokens(self) -> int:
+        """How many tokens were scored."""
         return len(self.token_loss_before)
 
     @property
@@ -69,6 +75,7 @@ class SweepResult:
 
     @property
     def perplexity_before(self) -> float:
+        """Of the evaluated tokens, by the model as it is."""
         return _perplexity(self.loss_before)
 
     @property
@@ -99,7 +106,11 @@ class SweepResult:
         )
 
     def save_csv(self, path: str | os.PathLike[str]) -> Path:
-        """Write the rows, with all digits."""
+        """Write the rows, with all digits.
+
+        Args:
+            path: The file.
+        """
         return _write(Path(path), self.csv().encode())
 
     def csv(self) -> str:
@@ -112,10 +123,15 @@ class SweepResult:
         return text.getvalue()
 
     def plot(self, path: str | os.PathLike[str]) -> Path:
-        """Draw the loss by learning rate, a line for each rule, layers and steps, into a PNG."""
+        """Draw the loss by learning rate, a line for each rule, layers and steps, into a PNG.
+
+        Args:
+            path: The file.
+        """
         return _write(Path(path), self.png())
 
     def png(self) -> bytes:
+        """The same as bytes."""
         matplotlib = import_matplotlib("plots of a sweep")
         from matplotlib.figure import Figure
 

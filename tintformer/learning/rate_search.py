@@ -30,6 +30,7 @@ class RatePoint:
     """One rate that was tried."""
 
     rate: float
+    """The learning rate; 0 for the model as it is."""
     loss: float
     """Mean loss in nats over the scored tokens; infinite if the rate diverged."""
 

@@ -167,6 +167,9 @@ class Network(nn.Module):
         dense: As in `compile`.
         loop: As in `compile`.
         before: As in `compile`.
+        attention: As in `compile`.
+        softmax_form: As in `compile`.
+        softmax_epsilon: As in `compile`.
     """
 
     def __init__(

@@ -74,5 +74,9 @@ class Construction:
         return linear_as_softmax(self.softmax_form, self.epsilon(dtype))
 
     def epsilon(self, dtype: torch.dtype) -> float:
-        """The step of the softmax forms."""
+        """The step of the softmax forms.
+
+        Args:
+            dtype: What the simulator computes in.
+        """
         return self.softmax_epsilon or SOFTMAX_EPSILONS[self.softmax_form, dtype]

@@ -55,22 +55,27 @@ def learn(
 ) -> LearnResult:
     """Train a model inside the pass on the first part of a text, and predict the rest with the updated weights.
 
-    `model` is a name, a directory, a model that `tint.load` has opened, or a transformers object with its `tokenizer`;
-    `device` and `dtype` ("float32" unless you say otherwise) are for names and directories. `text` is the text itself,
-    or the path of a file as a `Path`.
-
-    The first half trains, or `train_fraction` of the tokens, or `train_tokens` of them, exactly as in `tint run`. With
-    `evaluate`, a second text, all of `text` trains, and what follows it and is scored is `evaluate`. `tokens` cuts a
-    long text to its first tokens.
-
-    `rule` is "default", "paper", "full" or a `LearningRule`; `steps`, `layers` (how many of the top blocks learn) and
-    every other knob of a rule are keywords on top of it. `learning_rate` is a number or "auto": found inside the
-    training part, which is the default unless `rule` has a rate of its own. `on_rate` is called with every rate as it
-    is tried.
-
-    `engine` is "fast", "simulator", "reference", "oracle" or "network"; its knobs are keywords too. `generate`
-    continues the text by so many tokens, before and after, into `result.continuation`; `seed` is that of sampling, in
-    `result.generate`. `beyond_context` lets the text be longer than the model was built for, with rotary positions.
+    Args:
+        model: A name, a directory, a model that `load` has opened, or a transformers object with its `tokenizer`.
+        text: The text itself, or the path of a file as a `Path`.
+        tokenizer: That of a transformers object; others bring their own.
+        evaluate: A second text, or its path: then all of `text` trains, and this follows it and is scored.
+        train_fraction: Share of the tokens that train, between 0 and 1; half of them by default, as in `tint run`.
+        train_tokens: How many train, instead.
+        learning_rate: A number, or "auto": chosen inside the training part, which is the default unless `rule` has a
+            rate of its own.
+        rule: "default", "paper", "full" or a `LearningRule`.
+        steps: Gradient steps inside the pass, on top of the rule.
+        layers: How many of the top blocks learn, on top of the rule.
+        engine: "fast", "simulator", "reference", "oracle" or "network".
+        device: For names and directories: "cpu", "cuda", "auto", ...
+        dtype: For names and directories: "float32" unless you say otherwise.
+        tokens: Cut a long text to so many tokens.
+        generate: Continue the text by so many tokens, before and after, into `result.continuation`.
+        seed: Of sampling, in `result.generate`.
+        beyond_context: Let the text be longer than the model was built for, with rotary positions.
+        on_rate: Called with every rate as it is tried.
+        **knobs: Other fields of a `LearningRule`, and options of the engine, by name.
     """
     of_rule, options = sort_knobs(engine, knobs)
     split = Split(train_fraction=train_fraction, train_tokens=train_tokens)

@@ -32,8 +32,11 @@ class Generation:
     """What the model adds to a prompt, before learning and after."""
 
     prompt: str
+    """The text that was continued."""
     before: str
+    """What the model added before learning."""
     after: str
+    """What it adds now."""
 
     def __repr__(self) -> str:
         return printable(f"prompt: {self.prompt}\nbefore: {self.before}\nafter:  {self.after}")
@@ -49,6 +52,7 @@ class LearnResult:
     auxiliary: Auxiliary
     """The model as it was, and still is."""
     text: str
+    """What was read, as it was given."""
     encoded: Encoded
     """Its tokens."""
     rule: LearningRule
@@ -56,16 +60,21 @@ class LearnResult:
     choice: RateChoice | None
     """What the rate was chosen from; None if it was given."""
     engine: str
+    """Which engine ran."""
     construction: dict[str, Any] | None = None
     """How the simulator was built, if it ran."""
     train_tokens: int
+    """How many tokens trained; 0 where an earlier update was used."""
     positions: Tensor = field(repr=False)
     """Where the evaluated tokens stand, `[evaluated]`; their losses below."""
     token_loss_before: Tensor = field(repr=False)
     """In nats, `[evaluated]`."""
     token_loss: Tensor = field(repr=False)
+    """The same with the updated weights."""
     form_updates: Callable[[], dict[str, Tensor]] = field(repr=False)
+    """Behind `updates`."""
     make_tuned: Callable[[], Tuned] = field(repr=False)
+    """Behind `tuned`."""
     continuation: Generation | None = None
     """Of the whole text, if it was asked for."""
     seed: int = 0
@@ -73,6 +82,7 @@ class LearnResult:
 
     @property
     def evaluation_tokens(self) -> int:
+        """How many tokens were scored."""
         return len(self.positions)
 
     @property
@@ -97,6 +107,7 @@ class LearnResult:
 
     @property
     def learning_rate(self) -> float:
+        """The rate that was used."""
         return self.rule.rate
 
     def token_table(self) -> Any:
@@ -132,8 +143,12 @@ class LearnResult:
     def generate(self, prompt: str, *, max_new_tokens: int = NEW_TOKENS, **options: Any) -> Generation:
         """Continue a text with the model as it was and as it is now; greedily, unless `options` say otherwise.
 
-        They are those of Hugging Face's `generate` (`do_sample=True`, `temperature=0.8`, ...), and `seed`. Both start
-        from the same seed.
+        Both start from the same seed.
+
+        Args:
+            prompt: The text to continue.
+            max_new_tokens: By how many tokens.
+            **options: Those of Hugging Face's `generate` (`do_sample=True`, `temperature=0.8`, ...), and `seed`.
         """
         options = {"max_new_tokens": max_new_tokens, "seed": self.seed, **options}
         return Generation(
@@ -143,7 +158,11 @@ class LearnResult:
         )
 
     def continued(self, num_tokens: int) -> LearnResult:
-        """With the text continued by so many tokens; as it is if there are none."""
+        """With the text continued; as it is if there are no tokens to continue it by.
+
+        Args:
+            num_tokens: By how many tokens.
+        """
         if not num_tokens:
             return self
         return replace(self, continuation=self.generate(self.text, max_new_tokens=num_tokens))
@@ -151,8 +170,9 @@ class LearnResult:
     def report(self, directory: str | os.PathLike[str], *, cosine: bool | None = None) -> Path:
         """Write the page that `tint report` writes, and return its path: `report.html` and its figures.
 
-        `cosine` says whether the rule's gradient is compared with the exact one; None leaves that out for a large
-        model.
+        Args:
+            directory: Where to; it is made.
+            cosine: Whether the rule's gradient is compared with the exact one; None leaves that out for a large model.
         """
         if not self.train_tokens:
             raise TintError("nothing was learnt from this text, so there is no pass to report on")
