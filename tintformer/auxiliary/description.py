@@ -73,8 +73,8 @@ class Auxiliary:
 
         Args:
             prompt: The text to continue.
-            **options: Those of Hugging Face's `generate` (`max_new_tokens`, `do_sample`, `temperature`, ...), and `seed`,
-                which makes sampling repeatable.
+            **options: Those of Hugging Face's `generate` (`max_new_tokens`, `do_sample`, `temperature`, ...), and
+                `seed`, which makes sampling repeatable.
         """
         return continue_text(self, self.model, prompt, **options)
 
