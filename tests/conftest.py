@@ -12,10 +12,7 @@ from pathlib import Path
 
 import pytest
 from browser import Browser, find_chromium, running
-
-ROOT = Path(__file__).parent.parent
-SHARED = Path(os.environ.get("TINTFORMER_SHARED", ROOT.parent / "shared"))
-"""Where real models and texts are, if they are."""
+from places import ROOT, SHARED
 
 # What a developer has fetched must not decide a test.
 os.environ["TINTFORMER_CACHE"] = CACHE = tempfile.mkdtemp(prefix="tintformer-cache-")

@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from patience import PATIENCE
+from places import ROOT
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make; install it")
 

@@ -46,14 +46,26 @@ def _objects(parent: Any) -> Iterator[Any]:
 
 def _open(annotation: Any, modules: Any) -> tuple[Any, str]:
     """An annotation without names for literals and without bounds, and the bounds in words."""
-    if _is(annotation, "typing.Annotated"):
-        kind, *notes = annotation.slice.elements
-        bounds = [_in_words(note, modules) for note in notes if getattr(note, "canonical_name", "") == "Range"]
-        return _open(kind, modules)[0], ", ".join(bounds)
-    return _literals(annotation, modules), ""
+    notes = [note for each in _annotated(annotation) for note in each.slice.elements[1:]]
+    bounds = [_in_words(note, modules) for note in notes if getattr(note, "canonical_name", "") == "Range"]
+    return _literals(annotation, modules), ", ".join(bounds)
+
+
+def _annotated(expression: Any) -> Iterator[Any]:
+    """Every `Annotated[...]` in an annotation: a union may have one for its numbers alone."""
+    if _is(expression, "typing.Annotated"):
+        yield expression
+    elif isinstance(expression, griffe.Expr):
+        for field in fields(expression):
+            part = getattr(expression, field.name)
+            for each in part if isinstance(part, list) else [part]:
+                if isinstance(each, griffe.Expr) and field.name != "parent":
+                    yield from _annotated(each)
 
 
 def _literals(expression: Any, modules: Any) -> Any:
+    if _is(expression, "typing.Annotated"):
+        return _literals(expression.slice.elements[0], modules)
     if isinstance(expression, griffe.ExprName):
         meant = _find(expression, modules)
         value = getattr(meant, "value", None)

@@ -361,7 +361,6 @@ def test_a_simulator_that_was_written_can_be_inspected(model: Path, tmp_path: Pa
         (("MODEL", "--all", "--block", 1), "--all and --block"),
         (("MODEL", TEXT, "--token", 24), "--token 24: the text has the tokens 0 to 23"),
         (("MODEL", "--layout", "broad"), "layout='broad' is unknown"),
-        (("MODEL", "a b"), "choosing a learning rate needs at least 4"),
         (("/nowhere",), "no directory /nowhere"),
     ],
 )

@@ -45,7 +45,6 @@ TEXTS: dict[str, tuple[list[str], str]] = {
     "two texts": (["a text", "--file", "EMPTY"], "a text and a --file; give one"),
     "one token": (["."], r"the text has \d tokens?; at least 4 are needed, so give a longer one"),
     "two tokens": (["T"], r"the text has \d tokens?; at least 4 are needed, so give a longer one"),
-    "too little to choose a rate": (["Ada."], "choosing a learning rate needs at least 4"),
 }
 OPTIONS: dict[str, tuple[list[str], str]] = {
     "all trained on": (["--train-fraction", "1"], "train_fraction=1 must lie between 0 and 1"),

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import typer
-from conftest import ROOT
 from patience import PATIENCE
+from places import ROOT
 from writers import READERS, WRITERS
 
 from tintformer.cli.app import app

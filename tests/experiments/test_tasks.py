@@ -13,9 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import SHARED
 from hypothesis import given
 from hypothesis import strategies as st
+from places import SHARED
 
 from tintformer.errors import InputError
 from tintformer.experiments.sources import shipped

@@ -287,7 +287,7 @@ def test_lines_keep_their_breaks_and_nothing_else_breaks_them() -> None:
 
 @pytest.mark.slow
 def test_wikitext_as_the_paper_cuts_it(tokenizer: Any, request: pytest.FixtureRequest) -> None:
-    from conftest import SHARED
+    from places import SHARED
 
     file = SHARED / "data" / "wikitext" / "wikitext103.valid.tokens.txt"
     if not file.exists():

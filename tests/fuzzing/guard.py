@@ -269,7 +269,9 @@ class Watch:
         if isinstance(path, int):
             return
         found = os.path.realpath(os.fsdecode(path)) if follow else os.fsdecode(path)
-        if not found.startswith((self.place, os.path.realpath(self.place), "/dev/")):
+        # A model in a GGUF file is unpacked into the cache.
+        cache = os.path.realpath(os.environ["TINTFORMER_CACHE"]) if "TINTFORMER_CACHE" in os.environ else self.place
+        if not found.startswith((self.place, os.path.realpath(self.place), cache, "/dev/")):
             self.noted.append(f"{what} {found}, outside of its directory")
             raise PermissionError(f"{found} is outside of the directory")
 

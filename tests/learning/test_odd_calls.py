@@ -348,7 +348,7 @@ def test_a_model_that_is_non_finite_is_not_the_rates_fault(engine: str) -> None:
             lambda: tint.Tint(spoiled, RULE).adapt(IDS),
             lambda: tint.Tuned.untrained(tint.load(spoiled)).score(IDS),
             lambda: tint.TintForCausalLM.from_auxiliary(spoiled, RULE)(IDS),
-            lambda: tint.choose_rate(spoiled, RULE, IDS, TRAIN | True),
+            lambda: tint.choose_rate(spoiled, RULE, IDS.repeat(1, 4), (TRAIN | True).repeat(1, 4)),
         ):
             with pytest.raises(tint.NonFiniteError, match=message):
                 call()

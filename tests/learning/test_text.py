@@ -61,7 +61,9 @@ def test_tokens_join_to_the_text_and_bos_stands_there_once() -> None:
     encoded = encode(tokenizer, TEXT)
     assert encoded.tokens[0] == BOS and encoded.input_ids[0] == tokenizer.bos_token_id
     assert "".join(encoded.tokens[1:]) == TEXT
-    assert encode(tokenizer, BOS + TEXT) == encoded
+    again = encode(tokenizer, BOS + TEXT)
+    assert (again.input_ids, again.tokens) == (encoded.input_ids, encoded.tokens)
+    assert encoded.first(9).of(TEXT) == "".join(encoded.tokens[1:9]) and encoded.of(TEXT) == TEXT
     bare = encode(make_tokenizer(bos=False), TEXT)
     assert bare.input_ids == encoded.input_ids[1:] and bare.tokens == encoded.tokens[1:]
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from patience import PATIENCE
+from places import ROOT
 
 from tintformer.errors import InputError, LoadError
 from tintformer.storage import staging, whole_files

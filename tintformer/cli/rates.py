@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tintformer.cli.options import Dtype, Json, Model, RuleOptions, with_rule_options
+from tintformer.cli.options import Device, Dtype, Json, Model, RuleOptions, with_rule_options
 from tintformer.cli.rule_setup import open_model, warnings_as_lines
 from tintformer.console import print_json, print_table, progress_bar, say
 from tintformer.errors import InputError
@@ -33,6 +33,7 @@ def rates(
         Path | None, typer.Option("--output", "-o", help="Write the file here, not to the cache directory.")
     ] = None,
     dtype: Dtype = "float32",
+    device: Device = None,
     json: Json = False,
 ) -> None:
     """Measure on TEXTS which learning rates suit MODEL and a rule, and keep it: `auto` starts from there.
@@ -50,7 +51,7 @@ def rates(
         check_file(output)
     contents = read_texts(texts)
     with warnings_as_lines():
-        auxiliary, tokenizer = open_model(model, dtype), find_tokenizer(model)
+        auxiliary, tokenizer = open_model(model, dtype, device), find_tokenizer(model)
         encoded = [encode(tokenizer, content).input_ids for content in contents]
         with progress_bar() as progress:
             prior = measure(auxiliary, built, encoded, progress=progress)

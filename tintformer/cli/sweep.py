@@ -10,7 +10,7 @@ import typer
 
 from tintformer.cli.evaluate import eval_options as options
 from tintformer.cli.evaluate.eval_run import progress_bar, started, threads_of
-from tintformer.cli.options import BeyondContext, Dtype, Json, Model, Text, check_rate
+from tintformer.cli.options import BeyondContext, Device, Dtype, Json, Model, Text, check_rate
 from tintformer.cli.rule_setup import finite, open_model
 from tintformer.console import print_json, print_table, say
 from tintformer.errors import InputError, brief
@@ -44,6 +44,7 @@ def sweep(
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory for records, table and plot.")] = OUTPUT,
     engine: options.EngineOption = "fast",
     dtype: Dtype = "float32",
+    device: Device = None,
     jobs: options.Jobs = 1,
     name: Annotated[str | None, typer.Option(help="What its files are called.")] = None,
     beyond_context: BeyondContext = False,
@@ -68,7 +69,7 @@ def sweep(
         check_options(engine, {})
         check_directory(output, [f"{named}.png", f"{named}.csv"])
         check_directory(output / RECORDS)
-        auxiliary = open_model(model, dtype)
+        auxiliary = open_model(model, dtype, device)
         encoded, num_train = encode_for_split(auxiliary, content, split, beyond_context=beyond_context)
         experiment = text_sweep(auxiliary, model, encoded.input_ids, num_train, engine=engine, threads=threads_of(jobs))
         with progress_bar(len(rules) + 1, shown=processes.is_first) as advance:

@@ -41,7 +41,7 @@ def rate_curve(
     """Rates by `attempt`, rising, the model as it is first; without a `grid` the best is surrounded more closely."""
     once = cache(attempt)
     if grid is not None:
-        return _search(once, _checked(grid))
+        return _search(once, checked_grid(grid))
     return _refine(once, _search(once, default_grid(reduction, num_targets), start=START))
 
 
@@ -96,7 +96,8 @@ def rounded(rate: float) -> float:
     return float(f"{rate:.3g}")
 
 
-def _checked(grid: Iterable[float]) -> tuple[float, ...]:
+def checked_grid(grid: Iterable[float]) -> tuple[float, ...]:
+    """A user's rates, rising, or one line that says what is wrong with them."""
     given = list(grid) if isinstance(grid, Iterable) else grid  # pyright: ignore[reportUnnecessaryIsInstance]
     rates = checked("grid", given, tuple[Annotated[float, Range(above=0, at_most=LARGEST)], ...], RuleError)
     if not rates:

@@ -17,7 +17,7 @@ from tintformer.execution.arrays import Array
 from tintformer.execution.batch import Batch, LearningMasks
 from tintformer.learning.engine_registry import check_options
 from tintformer.learning.rate_prior import WORST, PriorCurve, find_prior, rate_of, untrained_loss
-from tintformer.learning.rate_search import RatePoint, rate_curve
+from tintformer.learning.rate_search import RatePoint, checked_grid, rate_curve
 from tintformer.learning.rate_trials import FOLDS, Trials, fold
 from tintformer.rule.learning_rule import LearningRule, require_rule
 from tintformer.storage.loading import load
@@ -109,6 +109,7 @@ def choose_for(
     on_point: Callable[[RatePoint], None] | None = None,
 ) -> RateChoice:
     """`choose_rate` for sequences that have been checked."""
+    grid = None if grid is None else checked_grid(grid)
     targets = batch.train_positions.sum(1).double().cpu()
     size = float(targets.sum() if together else targets.mean())
     prior = find_prior(auxiliary, rule) if size else None

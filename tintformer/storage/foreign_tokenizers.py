@@ -167,6 +167,7 @@ def _num_special(part: dict[str, Any]) -> int:
     template, special = part.get("single"), part.get("special_tokens")
     if not isinstance(template, list) or not isinstance(special, dict):
         return 0
-    ids = {name: len(each.get("ids") or ()) for name, each in special.items() if isinstance(each, dict)}
+    lists = {name: each.get("ids") for name, each in special.items() if isinstance(each, dict)}
+    ids = {name: len(found) if isinstance(found, list) else 0 for name, found in lists.items()}
     used = [each["SpecialToken"] for each in template if isinstance(each, dict) and "SpecialToken" in each]
     return sum(ids.get(str(each.get("id")), 1) for each in used if isinstance(each, dict))

@@ -12,9 +12,9 @@ from typing import Any
 
 import forked
 import pytest
-from conftest import ROOT
 from films import harness, save_reviews
 from lm_eval.api.registry import get_model
+from places import ROOT
 
 from tintformer.cli import lm_eval as command
 from tintformer.errors import TintError

@@ -9,9 +9,9 @@ from statistics import fmean
 from typing import Any, cast
 
 import pytest
-from conftest import SHARED
 from films import harness, manager, own_runner, save_reviews
 from lm_eval.models.huggingface import HFLM
+from places import SHARED
 from tiny import save_model
 
 from tintformer.errors import InputError
