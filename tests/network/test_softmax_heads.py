@@ -45,7 +45,7 @@ def test_the_best_step_leaves_little() -> None:
 
 
 @pytest.mark.parametrize("form", RATIOS)
-def test_the_extra_token_stands_in_the_sequence_and_stays_zero(form: str) -> None:
+def test_the_extra_token_stands_in_the_sequence_and_stays_zero(form: Any) -> None:
     model, rule = make_model("gpt2"), make_rule("default")
     linear = tint.compile(model, rule, max_tokens=11, dense=True)
     network = tint.compile(model, rule, max_tokens=11, dense=True, attention="softmax", softmax_form=form)

@@ -237,7 +237,8 @@ def test_what_belongs_to_other_engines() -> None:
 
 def test_a_head_that_is_wider_than_the_stream() -> None:
     """OPT may project its embeddings, and so the head's input, to any width."""
-    shape = {"hidden_size": 6, "ffn_dim": 9, "num_hidden_layers": 2, "num_attention_heads": 2, "word_embed_proj_dim": 8}
+    heads: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 2}
+    shape: dict[str, Any] = {"hidden_size": 6, "ffn_dim": 9, "word_embed_proj_dim": 8, **heads}
     config = transformers.OPTConfig(vocab_size=VOCABULARY, max_position_embeddings=64, **TOKENS, **shape)
     model, rule, batch = build_model("OPT", config), make_rule("full", steps=2), make_batch()
     truth = call(tint.Tint(model, rule, engine="oracle"), batch)
