@@ -170,6 +170,11 @@ def covering(rows: Sequence[Any], columns: Sequence[Any]) -> list[Any]:
     ]
 
 
+def some(values: Sequence[Any], keep: int = 1) -> list[Any]:
+    """The first few as parameters of a test, and the others for the sweep."""
+    return [value if i < keep else pytest.param(value, marks=pytest.mark.sweep) for i, value in enumerate(values)]
+
+
 def make_config(name: str) -> Any:
     import transformers
 

@@ -54,7 +54,7 @@ def strike(folder: Path, *words: str) -> None:
 
 @linux
 def test_old_or_new_stands_after_a_sample_of_faults(tmp_path: Path) -> None:
-    strike(tmp_path, "6", *SHORT)
+    strike(tmp_path, "3", *SHORT)
 
 
 @linux

@@ -154,6 +154,7 @@ def test_threads_change_nothing_but_rounding() -> None:
     assert torch.equal(runs[1], runs[2])  # two identical passes over the same tensors
 
 
+@pytest.mark.sweep
 def test_torch_compile_does_not_break_it() -> None:
     """In a process of its own: the shape checks of the test run are no code that users compile."""
     code = """

@@ -100,6 +100,7 @@ def test_a_method_at_the_rate_of_another(experiment: LanguageModelling, tmp_path
         replace(experiment, methods=("moved-same-rate",))
 
 
+@pytest.mark.sweep
 def test_processes_share_the_work_and_the_numbers(experiment: LanguageModelling, tmp_path: Path) -> None:
     assert run(experiment, tmp_path / "one", jobs=1) == run(experiment, tmp_path / "two", jobs=2)
 

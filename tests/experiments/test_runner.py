@@ -196,7 +196,9 @@ def test_an_interrupt_while_processes_start_is_silent_too(tmp_path: Path) -> Non
         "    tintformer.cli.main()\n"
     )
     command = [sys.executable, str(script), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, start_new_session=True, timeout=PATIENCE)
+    done = subprocess.run(
+        command, capture_output=True, text=True, start_new_session=True, timeout=PATIENCE, preexec_fn=_heed_interrupts
+    )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 

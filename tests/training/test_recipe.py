@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
+from cases import some
 from patience import PATIENCE
 from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
@@ -138,7 +139,7 @@ def test_a_run_logs_every_step_and_leaves_nothing_half_written(uninterrupted: Pa
     assert {path.name for path in uninterrupted.iterdir()} == FILES
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", some(list(PRESETS)))
 def test_a_killed_run_continues_with_the_same_losses_and_weights(
     data: Path, whole_run: Callable[[str], Path], tmp_path: Path, preset: str
 ) -> None:
