@@ -2,7 +2,8 @@
 """`tint` as a user runs it, without the seconds that its imports take: a fork of this process, which has done them.
 
 Exit code, standard output and standard error are those of a process of its own. What depends on a fresh interpreter
-(what is imported when, variables that libraries read while they are imported, signals) is tested with `subprocess`.
+(what is imported when, variables that libraries read while they are imported, signals) is tested with `subprocess`, and
+so is everything where a fork is not safe: on other systems than Linux, and where torch has threads.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from pathlib import Path
 from typing import IO, NoReturn
 
 from patience import PATIENCE
@@ -28,8 +30,10 @@ def tint(*words: object, stdin: str | None = None) -> subprocess.CompletedProces
     from tintformer.cli.app import app
 
     assert app and transformers, "imported here, so that the fork need not do it"
-    assert torch.get_num_threads() == 1, "threads do not survive a fork"
     arguments = ["tint", *map(str, words)]
+    if sys.platform != "linux" or torch.get_num_threads() > 1:
+        command = [str(Path(sys.executable).with_name("tint")), *arguments[1:]]
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, input=stdin)
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         given.write((stdin or "").encode())
         given.seek(0)
