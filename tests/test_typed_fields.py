@@ -136,7 +136,7 @@ def test_every_knob_of_a_rule_is_checked_by_its_annotation() -> None:
     [
         ([1], "is read from its knobs by name"),
         (None, "is read from its knobs by name"),
-        ({"learning_rate": 0.1, "momentum": 0.9}, "unknown knobs of a learning rule: momentum"),
+        ({"learning_rate": 0.1, "patience": 0.9}, "unknown knobs of a learning rule: patience"),
         ({"learning_rate": 0.1, 7: 0.9}, "unknown knobs of a learning rule: 7"),
         ({"steps": 2}, "needs learning_rate"),
         ({"learning_rate": 0.1, "update_norm_scale": "no"}, "update_norm_scale='no' must be true or false"),

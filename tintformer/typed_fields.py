@@ -132,7 +132,12 @@ def _fit(value: Any, hint: Any) -> Any:
     if origin in (Union, UnionType):
         return _first_fit(value, [kind for kind in get_args(hint) if kind is not NoneType], hint)
     if origin is tuple:
-        return _sequence(value, get_args(hint)[0])
+        kinds = get_args(hint)
+        if len(kinds) == 2 and kinds[1] is Ellipsis:
+            return _sequence(value, kinds[0])
+        if not isinstance(value, list | tuple) or len(value) != len(kinds):
+            raise _Unfit(f"must be {len(kinds)} values")
+        return tuple(_fit(_plain(each), kind) for each, kind in zip(value, kinds, strict=True))
     if fit := _FITS.get(hint):
         return fit(value)
     if hint is not Any and isinstance(hint, type) and not isinstance(value, hint):

@@ -102,8 +102,8 @@ def test_rules(knobs: dict[str, Any], message: str) -> None:
 
 
 def test_presets_name_unknown_knobs_and_the_missing_rate() -> None:
-    with pytest.raises(tint.RuleError, match="unknown knobs of a learning rule: momentum"):
-        tint.LearningRule.paper(learning_rate=0.1, momentum=0.9)
+    with pytest.raises(tint.RuleError, match="unknown knobs of a learning rule: patience"):
+        tint.LearningRule.paper(learning_rate=0.1, patience=0.9)
     with pytest.raises(tint.RuleError, match="needs learning_rate"):
         tint.LearningRule.full()
 

@@ -169,7 +169,7 @@ METADATA: dict[str, tuple[Callable[[Metadata, Tensors], Any], str]] = {
     "a nest for a rule": (lambda metadata, _: metadata.update(rule="[" * 10**5), "its rule cannot be read"),
     "a list for a rule": (lambda metadata, _: metadata.update(rule="[1]"), "its rule are a list"),
     "a rule without a rate": (in_json("rule", lambda rule: {"steps": 1}), "other knobs than those of this version"),
-    "a rule with a knob more": (in_json("rule", lambda rule: rule.update(momentum=1)), r"\['momentum'\]"),
+    "a rule with a knob more": (in_json("rule", lambda rule: rule.update(patience=1)), r"\['patience'\]"),
     "an unknown loss": (in_json("rule", lambda rule: rule.update(loss="hinge")), "loss='hinge' is unknown"),
     "more layers than there are": (in_json("rule", lambda rule: rule.update(layers=9)), "layers=9 but the model has 2"),
     "a list for rates": (lambda metadata, _: metadata.update(rates="[]"), "its rates are a list"),

@@ -331,7 +331,7 @@ def rewrite_config(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 
 VERSIONS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "a new knob of the rule": lambda config: config["learning_rule"].update(momentum=0.9),
+    "a new knob of the rule": lambda config: config["learning_rule"].update(patience=0.9),
     "a new choice of the rule": lambda config: config["learning_rule"].update(loss="hinge"),
     "a new knob of the construction": lambda config: config["construction"].update(width="narrow"),
     "a new layout": lambda config: config["construction"].update(layout="origami"),

@@ -94,6 +94,9 @@ class RuleOptions(dict[str, Any]):
         if preset not in PRESETS:
             raise RuleError(f"preset={brief(preset)} is unknown; choose one of {', '.join(PRESETS)}")
         knobs["learning_rate"] = 0.0 if self.auto else _number(knobs["learning_rate"])
+        for name, read in LISTS.items():
+            if name in knobs:
+                knobs[name] = read(knobs[name])
         rule = PRESETS[preset](**knobs)
         if rule.steps > MAX_STEPS:
             raise RuleError(f"--steps {brief(rule.steps)} would never end; give at most {MAX_STEPS}")
@@ -107,6 +110,30 @@ def _number(rate: str) -> float:
         raise
     except ValueError:
         raise RuleError(f"learning_rate={brief(rate)} is neither a number nor {AUTO}") from None
+
+
+def _schedule(text: str) -> tuple[float, ...]:
+    return tuple(_factor("schedule", part) for part in text.split(","))
+
+
+def _rates(text: str) -> tuple[tuple[str, float], ...]:
+    pairs = [part.rpartition("=") for part in text.split(",")]
+    if wrong := [factor for pattern, _, factor in pairs if not pattern]:
+        raise RuleError(
+            f"rates: {brief(wrong[0])} is no pair; write a pattern of op names and a factor, blocks.0.*=0.5"
+        )
+    return tuple((pattern.strip(), _factor("rates", factor)) for pattern, _, factor in pairs)
+
+
+def _factor(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise RuleError(f"{name}: {brief(text)} is no number; separate factors by commas") from None
+
+
+LISTS: dict[str, Callable[[str], tuple[Any, ...]]] = {"rates": _rates, "schedule": _schedule}
+"""Knobs that are written as lists, and how they are read."""
 
 
 def check_rate(rate: float) -> float:
@@ -157,13 +184,15 @@ def _rule_parameters() -> dict[str, inspect.Parameter]:
     """A parameter for the preset and one for each knob, none of them set by default."""
     texts = attribute_docstrings(LearningRule)
     texts["learning_rate"] += f" {AUTO} is the default: see `tint rates`."
-    kinds: dict[str, Any] = {**get_type_hints(LearningRule), "learning_rate": str}
+    kinds: dict[str, Any] = {**get_type_hints(LearningRule), "learning_rate": str, "rates": str, "schedule": str}
+    texts["rates"] = f"{texts['rates'].partition(';')[0]}: blocks.0.*=0.1,blocks.1.*=0.5."
+    texts["schedule"] += " Separated by commas."
     preset = _parameter("preset", str, f"Where the options below start from: {', '.join(PRESETS)} (SGD).", "default")
     # Shown where it is the same whatever the preset.
     rules = [make(learning_rate=0.0) for make in PRESETS.values()]
     values = {name: {getattr(rule, name) for rule in rules} for name in kinds}
     defaults = {name: str(*found) for name, found in values.items() if len(found) == 1 and None not in found}
-    defaults |= {"learning_rate": AUTO, "layers": "all"}
+    defaults |= {"learning_rate": AUTO, "layers": "all", "rates": "", "schedule": ""}
     parameters = {name: _parameter(name, kind, texts[name], defaults.get(name)) for name, kind in kinds.items()}
     return {"preset": preset, **parameters}
 

@@ -5,7 +5,7 @@ B batch, T tokens. Weights with an update carry a batch dimension: every sequenc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,21 +25,24 @@ from tintformer.execution.non_finite import check_model, gradient_error, is_fini
 from tintformer.execution.output import EngineResult, predict
 from tintformer.rule import activation, attention, head, linear, norm
 from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.optimiser import Moments, StepSize
+from tintformer.rule.statistics import by_weight
 from tintformer.rule.trainable import trained_weights
 
 
 class ReferenceEngine:
     """The meaning of the learning rule, written for reading."""
 
-    def __init__(self, auxiliary: Auxiliary, rule: LearningRule):
+    def __init__(self, auxiliary: Auxiliary, rule: LearningRule, *, statistics: Mapping[str, Tensor] | None = None):
         self.auxiliary, self.rule = auxiliary, rule
+        self.statistics = by_weight(statistics, auxiliary, rule)
         self.hooks = Hooks(auxiliary, rule)
 
     @undisturbed
     @torch.no_grad()
     def run(self, batch: Batch, *, logits_at: Bool[Tensor, "B T"] | None, before: bool) -> EngineResult:
         """Train every sequence on its own, then predict."""
-        executor = TensorExecutor(self.auxiliary, self.rule, batch)
+        executor = TensorExecutor(self.auxiliary, self.rule, batch, statistics=self.statistics)
         observed = self.hooks.observed(executor, batch)
         # First, as long as the executor has no updates: it reads every weight through them.
         x_before = walk.forward_pass(observed, self.auxiliary, "before") if before else None
@@ -68,8 +71,16 @@ def check_stream(x: Tensor, auxiliary: Auxiliary, rule: LearningRule, batch: Bat
 class TensorExecutor(TensorStreams):
     """Executes ops on `[B, T, width]` tensors; implements `Executor`."""
 
-    def __init__(self, auxiliary: Auxiliary, rule: LearningRule, batch: Batch):
-        self.auxiliary, self.rule, self.batch = auxiliary, rule, batch
+    def __init__(
+        self,
+        auxiliary: Auxiliary,
+        rule: LearningRule,
+        batch: Batch,
+        *,
+        statistics: Mapping[Weight, Tensor] | None = None,
+    ):
+        self.auxiliary, self.rule, self.batch, self.statistics = auxiliary, rule, batch, statistics
+        self.moments: dict[Weight, Moments] = {}
         self.dtype = compute_dtype(auxiliary.dtype)
         self.updates: dict[Weight, Tensor] = {}
         self.masks: dict[tuple[int | None, torch.device], Tensor] = {}
@@ -107,7 +118,8 @@ class TensorExecutor(TensorStreams):
     def loss_gradient(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         weight, bias = self.value(self.auxiliary.head.weight), self.value(self.auxiliary.head.bias)
         batch, mean = self.batch.on(x.device), self.rule.reduction == "mean"
-        return head.loss_gradient(x, weight, bias, batch.targets, batch.train_positions, loss=self.rule.loss, mean=mean)
+        trained = batch.train_positions_at(self.stage.step)
+        return head.loss_gradient(x, weight, bias, batch.targets, trained, loss=self.rule.loss, mean=mean)
 
     def add(self, terms: Sequence[Tensor]) -> Tensor:
         # Out of place, since a term may be on the tape.
@@ -196,13 +208,13 @@ class TensorExecutor(TensorStreams):
             case _:
                 raise AssertionError(f"{op.name} has no parameters")
         # Updates stand beside the weights and add up over the steps: the auxiliary itself never changes.
+        step = self.stage.step or 1
+        active = self.batch.train_positions_at(step).any(1)
+        by = StepSize.of(self.rule, op.name, (step,), rates=self.batch.rates, active=active)
         for weight in trained:
-            self.updates[weight] = self.updates.get(weight, 0) - self._rate(gradients[weight]) * gradients[weight]
-
-    def _rate(self, gradient: Tensor) -> float | Tensor:
-        """The learning rate, or that of each sequence, to be multiplied by its gradient."""
-        rates = self.batch.rates
-        return self.rule.rate if rates is None else rates.to(gradient).view(-1, *[1] * (gradient.dim() - 1))
+            moments = self.moments.setdefault(weight, Moments())
+            rms = None if self.statistics is None else self.statistics[weight]
+            self.updates[weight] = moments.move(self.updates.get(weight), gradients[weight], self.rule, by, rms)
 
     def _scale(self, op: Norm) -> Tensor | None:
         scale = self.value(op.scale)

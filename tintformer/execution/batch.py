@@ -42,6 +42,8 @@ class LearningMasks(Masks, total=False):
 
     loss_mask: Array | None
     """Restricts the training targets further: to the labels of demonstrations, say."""
+    step_ids: Array | None
+    """The number of the step that trains on each target, from 1; 0, as without them: every step does."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -61,6 +63,8 @@ class Batch:
     """As the user gave them; `positions` are those that count."""
     rates: Float[Tensor, " B"] | None = None
     """The learning rate of each sequence where it was chosen for each on its own; None: that of the rule."""
+    step_ids: Int[Tensor, "B T"] | None = None
+    """The step that trains on each target; 0: every step."""
 
     @classmethod
     def of(
@@ -70,6 +74,7 @@ class Batch:
         *,
         train_mask: Array,
         loss_mask: Array | None = None,
+        step_ids: Array | None = None,
         **masks: Unpack[Masks],
     ) -> Batch:
         """Sequences to learn from and to predict: the user's tensors, checked, on the auxiliary's device."""
@@ -77,6 +82,8 @@ class Batch:
         train = mask_of("train_mask", train_mask, ids)
         _check_names(masks, LearningMasks)
         batch = cls._checked(auxiliary, ids, train, _mask_or_all("loss_mask", loss_mask, ids), ~train, **masks)
+        if step_ids is not None:
+            batch = replace(batch, step_ids=_ids("step_ids", step_ids, ids))
         _check_training(batch)
         return batch
 
@@ -235,6 +242,13 @@ class Batch:
         # be one. `train_mask` is nowhere in `visible`: it restricts the loss, and attention sees the whole sequence.
         return self.predicts & (self.train_mask & self.loss_mask).roll(-1, dims=1)
 
+    def train_positions_at(self, step: int | None) -> Bool[Tensor, "B T"]:
+        """Positions whose next token is a target of this step."""
+        if self.step_ids is None or step is None:
+            return self.train_positions
+        of_target = self.step_ids.roll(-1, dims=1)
+        return self.train_positions & ((of_target == 0) | (of_target == step))
+
     @cached_property
     def evaluation_positions(self) -> Bool[Tensor, "B T"]:
         """Positions t whose next token is evaluated."""
@@ -307,6 +321,33 @@ class Batch:
         # NaN at padding would spread by sums over tokens.
         hidden = ~self.visible(window, first=first)
         return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, torch.finfo(dtype).min)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Chunk(Batch):
+    """A part of longer sequences: what its last token predicts comes later, so that targets are given."""
+
+    following: Int[Tensor, "B T"]
+    """The token that each position predicts."""
+    predicting: Bool[Tensor, "B T"]
+    """Positions whose next token is scored."""
+
+    @cached_property
+    def targets(self) -> Int[Tensor, "B T"]:
+        return self.following
+
+    @cached_property
+    def predicts(self) -> Bool[Tensor, "B T"]:
+        return self.predicting
+
+    @cached_property
+    def train_positions(self) -> Bool[Tensor, "B T"]:
+        # Masks of a chunk are of its predictors: the target itself may stand beyond its end.
+        return self.predicting & self.train_mask & self.loss_mask
+
+    @cached_property
+    def evaluation_positions(self) -> Bool[Tensor, "B T"]:
+        return self.predicting
 
 
 class TracedBatch(Batch):
@@ -390,8 +431,13 @@ def _like(name: str, value: Any, ids: Tensor) -> Tensor:
     return value.to(ids.device)
 
 
+def numbers_of(name: str, value: Array, ids: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+    """A user's whole numbers, one a token, on their device."""
+    return _integers(name, _like(name, value, ids))
+
+
 def _ids(name: str, value: Any, ids: Tensor) -> Tensor:
-    value = _integers(name, _like(name, value, ids))
+    value = numbers_of(name, value, ids)
     lowest = SHARED if name == "segment_ids" else 0
     if int(value.min()) < lowest:
         raise InputError(f"{name} contains {int(value.min())}; the smallest allowed is {lowest}")

@@ -41,17 +41,19 @@ ENGINES: dict[str, EngineEntry] = {
     "fast": EngineEntry(
         factory="tintformer.engines.fast.FastEngine",
         title="fast engine",
-        options=lambda: ("dual",),
+        options=lambda: ("dual", "statistics"),
         capabilities=frozenset({"adapts", "continues", "takes_rates"}),
     ),
     "reference": EngineEntry(
         factory="tintformer.engines.reference.ReferenceEngine",
         title="reference engine",
+        options=lambda: ("statistics",),
         capabilities=frozenset({"takes_rates"}),
     ),
     "oracle": EngineEntry(
         factory="tintformer.engines.oracle.OracleEngine",
         title="model under autograd",
+        options=lambda: ("statistics",),
         capabilities=frozenset({"takes_rates"}),
     ),
     "simulator": EngineEntry(

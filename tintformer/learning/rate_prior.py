@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 from weakref import WeakKeyDictionary
@@ -109,7 +109,7 @@ class RatePrior:
     weights: tuple[str, ...]
     """Hashes of the weights that it is for, as files of updates have them: of the same model in other dtypes, too."""
     rule: dict[str, Any]
-    """The knobs of the rule, without the rate."""
+    """The knobs of the rule that are not the default ones, without the rate."""
     steps: tuple[float, ...]
     lengths: tuple[LengthTable, ...]
 
@@ -277,10 +277,13 @@ def untrained_loss(auxiliary: Auxiliary, rule: LearningRule, batch: Batch) -> fl
 
 
 def identity(rule: LearningRule) -> dict[str, Any]:
-    """The knobs that a prior is for: all but the rate, and the reduction, which a step does not depend on."""
-    knobs = asdict(rule)
-    del knobs["learning_rate"], knobs["reduction"]
-    return knobs
+    """The knobs that a prior is for, where they are not the default ones; the rate is none of them, nor is the
+    reduction, which a step does not depend on."""
+    return {
+        field.name: getattr(rule, field.name)
+        for field in fields(rule)
+        if field.name not in ("learning_rate", "reduction") and getattr(rule, field.name) != field.default
+    }
 
 
 _hashes: WeakKeyDictionary[Auxiliary, tuple[Any, str]] = WeakKeyDictionary()

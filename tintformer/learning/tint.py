@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
 
+from tintformer.engines.fast import FastEngine
 from tintformer.errors import InputError, TintError
 from tintformer.execution.arrays import Array, as_tensor
 from tintformer.execution.batch import Batch, LearningMasks
@@ -15,6 +17,7 @@ from tintformer.execution.hooks import Hooks, Watchable
 from tintformer.execution.output import Logits, TintOutput, positions_of, warn_of_ruin
 from tintformer.learning.engine_registry import make_engine
 from tintformer.learning.rate_selection import choose_for, with_rates
+from tintformer.learning.streams import Carry, Piece, StreamSettings, StreamState, read_stream
 from tintformer.learning.tuned import Tuned
 from tintformer.rule.learning_rule import LearningRule, require_rule
 from tintformer.storage.loading import load
@@ -83,6 +86,50 @@ class Tint(Watchable):
         if self.engine.hooks is None:
             raise TintError("the oracle has no hook points: autograd runs it, not the walk; choose another engine")
         return self.engine.hooks
+
+    def stream(
+        self,
+        input_ids: Array,
+        *,
+        chunk: int = 128,
+        window: int | None = None,
+        carry: Carry = "cache",
+        document_ids: Array | None = None,
+        attention_mask: Array | None = None,
+        loss_mask: Array | None = None,
+        state: StreamState | None = None,
+    ) -> Iterator[Piece]:
+        """Learn while reading: every chunk of a document is scored, then learnt from, by one forward pass.
+
+        Args:
+            input_ids: Token ids `[batch, tokens]`. Each row is a document, or several one after the other.
+            chunk: Tokens that are scored together, before any of them is learnt from.
+            window: Tokens of a chunk and its past together; None: the model's context, and at most 1,024.
+            carry: What a chunk sees of its past. "none": the one token that predicts its first. "recompute": up to
+                window - chunk tokens, read again with today's weights. "cache": their keys and values as they were
+                read.
+            document_ids: The document of each token, rising along a row. Every document begins with the weights as
+                they came.
+            attention_mask: 0 at padding.
+            loss_mask: Restricts what is learnt from, not what is scored.
+            state: That of a piece to go on from.
+        """
+        if not isinstance(self.engine, FastEngine):
+            raise TintError("stream() needs engine='fast': the other engines learn in one pass and keep nothing")
+        if self.rule.is_auto:
+            raise InputError(
+                "learning_rate='auto' would be chosen on the text that is then scored; give a number, chosen on other "
+                "text by tintformer.choose_rate or `tint eval stream`"
+            )
+        return read_stream(
+            self.engine,
+            input_ids,
+            StreamSettings(chunk=chunk, window=window, carry=carry),
+            document_ids=document_ids,
+            attention_mask=attention_mask,
+            loss_mask=loss_mask,
+            state=state,
+        )
 
     def adapt(self, input_ids: Array, *, train_mask: Array | None = None, **masks: Unpack[LearningMasks]) -> Tuned:
         """One update from one or more training sequences, their losses summed, to be used many times.

@@ -47,7 +47,8 @@ class Tuned(Watchable):
 
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule, updates: Updates):
         self.auxiliary, self.rule, self._updates = auxiliary, require_rule(rule), updates
-        self._engine = FastEngine(auxiliary, rule)
+        # It scores, and learns nothing: how a rule descends is of no consequence, nor what it would need for that.
+        self._engine = FastEngine(auxiliary, replace(rule, optimizer="sgd"))
         # Scoring has one pass, and it is the one after learning: there are no points of steps to wait at.
         self._engine.hooks = Hooks(auxiliary, rule, learns=False)
 

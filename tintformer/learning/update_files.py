@@ -49,7 +49,7 @@ def write_update(target: Path, auxiliary: Auxiliary, rule: LearningRule, updates
 
     check_file(target)
     require_number(rule, "a saved update")
-    keys = _keys(auxiliary, rule)
+    keys = weight_keys(auxiliary, rule)
     tensors, rates = _as_tensors(keys, updates)
     metadata = {
         "format": FORMAT,
@@ -94,9 +94,9 @@ def read_update(path: Path, auxiliary: Auxiliary) -> tuple[LearningRule, Updates
             f"{path} was learnt on other weights ({metadata['base_name']!r:.80}) than those of {auxiliary.name}; "
             "an update fits its own base only"
         )
-    rule, rates = _read_rule(metadata, path), _read_object(metadata, "rates", path)
+    rule, rates = read_rule(metadata, path), read_object(metadata, "rates", path)
     try:
-        keys = _keys(auxiliary, rule)
+        keys = weight_keys(auxiliary, rule)
         _check_tensors(keys, {name: _header(tensor) for name, tensor in tensors.items()}, rates, auxiliary.dtype)
         _check_values(tensors)
     except TintError as error:
@@ -118,7 +118,7 @@ def _check_metadata(metadata: Mapping[str, str], path: Path) -> Mapping[str, str
     return metadata
 
 
-def _read_object(metadata: Mapping[str, str], key: str, path: Path) -> dict[str, Any]:
+def read_object(metadata: Mapping[str, str], key: str, path: Path) -> dict[str, Any]:
     try:
         found = json.loads(metadata[key])
     except (ValueError, RecursionError) as error:
@@ -128,9 +128,12 @@ def _read_object(metadata: Mapping[str, str], key: str, path: Path) -> dict[str,
     return found
 
 
-def _read_rule(metadata: Mapping[str, str], path: Path) -> LearningRule:
-    knobs = _read_object(metadata, "rule", path)
-    if odd := sorted(knobs.keys() ^ {field.name for field in fields(LearningRule)}):
+def read_rule(metadata: Mapping[str, str], path: Path) -> LearningRule:
+    knobs = read_object(metadata, "rule", path)
+    # A knob that came later is left at its default, which is what learning was before it came.
+    if odd := sorted(
+        (knobs.keys() - {field.name for field in fields(LearningRule)}) | ({"learning_rate"} - knobs.keys())
+    ):
         raise LoadError(f"{path}: its rule has other knobs than those of this version ({odd!s:.80}): adapt anew")
     try:
         return require_number(LearningRule.of(knobs), "a saved update")
@@ -207,7 +210,7 @@ def _as_tensors(keys: Mapping[str, Weight], updates: Updates) -> tuple[dict[str,
             tensors[f"{key}|delta"] = update.dense
         for number, factors in enumerate(update.factors if update is not None else ()):
             tensors[f"{key}|x{number}"], tensors[f"{key}|g{number}"] = factors.x, factors.g
-            rates[f"{key}|{number}"] = factors.rate
+            rates[f"{key}|{number}"] = float(factors.rate)  # one update has one row
     return tensors, rates
 
 
@@ -229,7 +232,7 @@ def _as_updates(keys: Mapping[str, Weight], tensors: Mapping[str, Tensor], rates
     return updates
 
 
-def _keys(auxiliary: Auxiliary, rule: LearningRule) -> dict[str, Weight]:
+def weight_keys(auxiliary: Auxiliary, rule: LearningRule) -> dict[str, Weight]:
     """Trainable weights by the name under which they are stored; parts of fused parameters have a number."""
     return {
         weight.name if weight.part is None else f"{weight.name}#{weight.part.index}": weight

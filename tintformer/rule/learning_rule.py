@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from tintformer.errors import RuleError
-from tintformer.typed_fields import FLOAT32_MAX, Range, check_fields, explained, shown
+from tintformer.typed_fields import FLOAT32_MAX, Range, check_fields, checked, explained, shown
 
 Loss = Literal["cross_entropy", "mse", "quad"]
 Reduction = Literal["sum", "mean"]
@@ -15,6 +15,7 @@ Gradient = Literal["exact", "first_order", "central"]
 AttentionGradient = Literal["value", "exact", "perturbed"]
 EpsilonMode = Literal["fixed", "relative"]
 Auto = Literal["auto"]
+Optimizer = Literal["sgd", "rms", "adam", "muon"]
 
 STEPS: dict[tuple[str, str], float] = {
     ("first_order", "relative"): 3e-4,
@@ -68,6 +69,20 @@ class LearningRule:
     """Let norm scales move, not only norm biases."""
     update_query_key: bool = False
     """Let queries and keys move: weights, biases and their norms. Needs a gradient other than `value`."""
+    optimizer: Optimizer = "sgd"
+    """What a gradient does to a weight. `sgd`: it is subtracted. `rms`: divided by the root mean square of gradients on
+    a text (`statistics`). `adam`: torch's, without weight decay. `muon`: matrices move along their orthogonalised
+    gradient, vectors by sgd."""
+    momentum: Annotated[float, Range(at_least=0, below=1)] = 0.0
+    """Share of the velocity that a step keeps, as in torch.optim.SGD; not for `adam`, which has its own."""
+    nesterov: bool = False
+    """Look ahead along the velocity; needs momentum."""
+    decay: Annotated[float, Range(at_least=0, at_most=1)] = 0.0
+    """Share of the change that is taken back after every step, towards the weights as they came."""
+    rates: tuple[tuple[str, float], ...] = ()
+    """Factors of the rate by pattern of op names (`blocks.3.*`), the last that fits counts; give a dict or pairs."""
+    schedule: tuple[Annotated[float, Range(at_least=0, at_most=FLOAT32_MAX)], ...] = ()
+    """Factors of the rate by step, the last for all that follow; of a stream's chunks too. Empty: 1."""
 
     @classmethod
     def paper(cls, **knobs: Any) -> LearningRule:
@@ -128,7 +143,14 @@ class LearningRule:
         return f"LearningRule({', '.join(said)})"
 
     def __post_init__(self) -> None:
+        if isinstance(self.rates, Mapping):  # as people and JSON write it; pairs can be hashed
+            object.__setattr__(self, "rates", tuple(self.rates.items()))
         check_fields(self, RuleError)
+        self._check_rates()
+        if self.nesterov and not self.momentum:
+            raise RuleError("nesterov=True looks ahead along a velocity, and momentum=0 has none; give momentum")
+        if self.momentum and self.optimizer == "adam":
+            raise RuleError(f"momentum={self.momentum:g} is for sgd, rms and muon; adam has moments of its own")
         # Silently moving nothing would look like a result.
         if self.update_query_key and self.attention_gradient == "value":
             raise RuleError(
@@ -147,6 +169,33 @@ class LearningRule:
         if isinstance(self.learning_rate, str):
             raise RuleError(f"learning_rate='auto' is chosen for a text, and a number is needed here: {A_NUMBER}")
         return self.learning_rate
+
+    def _check_rates(self) -> None:
+        for pattern, factor in self.rates:
+            checked(f"rates[{pattern!r}]", factor, Annotated[float, Range(at_least=0, at_most=FLOAT32_MAX)], RuleError)
+
+    def schedule_factor(self, step: int) -> float:
+        """What the rate of step number `step` is multiplied by.
+
+        Args:
+            step: Its number, from 1.
+        """
+        return self.schedule[min(step, len(self.schedule)) - 1] if self.schedule else 1.0
+
+    @property
+    def remembers(self) -> bool:
+        """Whether a step depends on earlier ones, or moves a weight without a gradient."""
+        return bool(self.momentum or self.decay or self.optimizer == "adam")
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether a change is a sum of multiples of gradients, so that factors need not be formed."""
+        return self.optimizer == "sgd"
+
+    @property
+    def needs_matrices(self) -> bool:
+        """Whether gradients of matrices must be formed: to be divided, or summed up before they are orthogonalised."""
+        return self.optimizer in ("rms", "adam") or (self.optimizer == "muon" and self.momentum > 0)
 
     def difference_step(self, difference: Gradient | AttentionGradient) -> float:
         """The step of a kind of difference; 0 where none is taken.

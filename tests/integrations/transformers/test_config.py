@@ -63,7 +63,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no rule": ({"learning_rule": None}, "needs `learning_rule`"),
     "a rule without a rate": ({"learning_rule": {"steps": 2}}, "needs learning_rate"),
-    "an unknown knob": ({"learning_rule": {"learning_rate": 0.1, "momentum": 0.9}}, "learning rule: momentum"),
+    "an unknown knob": ({"learning_rule": {"learning_rate": 0.1, "patience": 0.9}}, "learning rule: patience"),
     "a rate that is a text": ({"learning_rule": {"learning_rate": "fast"}}, "learning_rate='fast' must be"),
     "a flag that is a text": (
         {"learning_rule": {"learning_rate": 0.1, "update_norm_scale": "no"}},

@@ -4,21 +4,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.engines.fast.fast_executor import FastExecutor
+from tintformer.engines.fast.reading import Memory, ReadingExecutor
 from tintformer.engines.fast.updates import Updates
 from tintformer.errors import InputError
 from tintformer.execution import walk
-from tintformer.execution.batch import Batch
+from tintformer.execution.batch import Batch, Chunk
 from tintformer.execution.continuation import Continuation, KeyValueCache
 from tintformer.execution.engine import row_updates, undisturbed
 from tintformer.execution.hooks import Hooks
 from tintformer.execution.output import EngineResult, Predictions, predict
 from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.statistics import by_weight
 from tintformer.typed_fields import checked
 
 
@@ -29,8 +33,16 @@ class FastEngine:
     form that costs less.
     """
 
-    def __init__(self, auxiliary: Auxiliary, rule: LearningRule, *, dual: bool | None = None):
+    def __init__(
+        self,
+        auxiliary: Auxiliary,
+        rule: LearningRule,
+        *,
+        dual: bool | None = None,
+        statistics: Mapping[str, Tensor] | None = None,
+    ):
         self.auxiliary, self.rule = auxiliary, rule
+        self.statistics = by_weight(statistics, auxiliary, rule)
         self.dual = checked("dual", dual, bool | None, InputError)
         self.hooks = Hooks(auxiliary, rule)
 
@@ -38,7 +50,7 @@ class FastEngine:
     @torch.no_grad()
     def run(self, batch: Batch, *, logits_at: Bool[Tensor, "B T"] | None, before: bool) -> EngineResult:
         """Train every sequence on its own, then predict."""
-        executor = FastExecutor(self.auxiliary, self.rule, batch, dual=self.dual)
+        executor = FastExecutor(self.auxiliary, self.rule, batch, dual=self.dual, statistics=self.statistics)
         observed = self.hooks.observed(executor, batch)
         # First, as long as the executor has no updates.
         x_before = walk.forward_pass(observed, self.auxiliary, "before") if before else None
@@ -50,7 +62,9 @@ class FastEngine:
     def begin(self, batch: Batch, *, keep_cache: bool) -> FastContinuation:
         """Train every sequence on its own and read it; `keep_cache` keeps the keys and values that going on needs."""
         cache = KeyValueCache() if keep_cache else None
-        executor = FastExecutor(self.auxiliary, self.rule, batch, dual=self.dual, cache=cache)
+        executor = FastExecutor(
+            self.auxiliary, self.rule, batch, dual=self.dual, cache=cache, statistics=self.statistics
+        )
         x = walk.learn_and_read(self.hooks.observed(executor, batch), self.auxiliary, self.rule, batch)
         executor.check(x)
         return FastContinuation(executor, cache, x)
@@ -61,7 +75,7 @@ class FastEngine:
         """One update from all sequences of the batch, their losses summed."""
         # The paper's "N-step Fine-Tuning" sums the losses of a batch: here one update is for all, elsewhere one for
         # each. `dual` has no say: the update outlives the pass, so its memory decides the form.
-        executor = FastExecutor(self.auxiliary, self.rule, batch, pooled=True)
+        executor = FastExecutor(self.auxiliary, self.rule, batch, pooled=True, statistics=self.statistics)
         walk.train(self.hooks.observed(executor, batch), self.auxiliary, self.rule)
         executor.check_updates()
         return executor.updates
@@ -82,6 +96,23 @@ class FastEngine:
         executor = FastExecutor(self.auxiliary, self.rule, batch, updates=updates)
         x = walk.forward_pass(self.hooks.observed(executor, batch), self.auxiliary)
         return self._result(executor, x, logits_at)
+
+    @undisturbed
+    @torch.no_grad()
+    def read(self, chunk: Chunk, memory: Memory, *, size: int, tokens: int, keep: int) -> Float[Tensor, " evaluated"]:
+        """Score a chunk of every sequence, then learn from it; `memory` has what earlier chunks have left behind.
+
+        `size` is that of a full chunk and `tokens` how many are read before sequences begin anew, on which the form of
+        updates depends; `keep` how many keys and values are carried on.
+        """
+        executor = ReadingExecutor(
+            self.auxiliary, self.rule, chunk, memory, size=size, tokens=tokens, statistics=self.statistics
+        )
+        walk.train(executor, self.auxiliary, self.rule)
+        executor.check_gradients()
+        executor.keep(keep)
+        assert executor.scores is not None
+        return executor.scores.to(chunk.input_ids.device)
 
     def _result(
         self, executor: FastExecutor, x: Tensor, logits_at: Tensor | None, x_before: Tensor | None = None

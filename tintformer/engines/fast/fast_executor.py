@@ -5,7 +5,7 @@ B batch, T tokens, n tokens that training reaches, V vocabulary. Whatever the ta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from tintformer.auxiliary.ops import Activation, Add, Attend, Join, Linear, Norm
 from tintformer.engines.fast import kernels
 from tintformer.engines.fast.fused_attention import FusedAttention
 from tintformer.engines.fast.updates import (
-    Factors,
     MatrixUpdate,
     Updates,
     UpdateUse,
@@ -34,6 +33,7 @@ from tintformer.execution.non_finite import check_model, gradient_error, is_fini
 from tintformer.rule import activation, head, norm
 from tintformer.rule.attention import AttentionHeads, merge_key
 from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.optimiser import Moments, StepSize
 from tintformer.rule.trainable import trained_weights
 
 BUDGET = 64 * 2**20
@@ -55,8 +55,13 @@ class FastExecutor(TensorStreams):
         budget: int = BUDGET,
         cache: KeyValueCache | None = None,
         start: int = 0,
+        statistics: Mapping[Weight, Tensor] | None = None,
     ):
-        """`cache` keeps keys and values; the tokens before `start` are read from it and not computed again."""
+        """`cache` keeps keys and values; the tokens before `start` are read from it and not computed again.
+
+        `statistics` are root mean squares of gradients, for rules that divide by them.
+        """
+        self.statistics = statistics
         self.auxiliary, self.rule, self.batch, self.start = auxiliary, rule, batch, start
         self.updates = Updates() if updates is None else updates
         self.dual, self.pooled, self.budget = dual, pooled, budget
@@ -86,7 +91,7 @@ class FastExecutor(TensorStreams):
 
     def training_part(self, x: Tensor) -> Tensor:
         # Attention is causal: no loss depends on the tokens behind the last target, whose gradients are exactly zero.
-        return x[:, : self.batch.num_reached]
+        return x[:, : self.batch.num_reached - self.start]
 
     def add(self, terms: Sequence[Tensor]) -> Tensor:
         # In place on the sum that is made here alone: the terms themselves may be on the tape, or wanted by others.
@@ -142,11 +147,30 @@ class FastExecutor(TensorStreams):
         # One number an op, looked at once a step: to ask of each gradient whether it is finite would wait for the
         # device every time. What is non-finite stays so in a sum.
         self.gradient_sums[op.name] = total.sum()
+        by = self.step_size(op)
         for weight in trained_weights(self.rule, op):
             if isinstance(op, Linear) and weight is op.weight:
-                self._matrix(op).add(self._factors(saved, gradient))
+                x, g = self._factors(saved, gradient)
+                self._matrix(op).step(x, g, self.rule, by, self.rms_of(weight))
             else:
-                self._update_vector(weight, self._vector_gradient(op, weight, saved, gradient, total))
+                self._update_vector(weight, self._vector_gradient(op, weight, saved, gradient, total), by)
+
+    def step_size(self, op: Op | Join) -> StepSize:
+        """How far the weights of an op move in this step."""
+        active = None
+        if self.rule.remembers and not self.pooled:
+            targets = self.batch.train_positions_at(self.stage.step).any(1)
+            active = None if bool(targets.all()) else targets
+        steps = self.numbers(self.stage.step or 1)
+        return StepSize.of(self.rule, op.name, steps, rates=self.batch.rates, active=active)
+
+    def numbers(self, step: int) -> Sequence[int]:
+        """The number of a step of this pass among all that have been made, row by row or one for all."""
+        return (step,)
+
+    def rms_of(self, weight: Weight) -> Tensor | None:
+        """The root mean square of a weight's gradients, where the rule divides by it."""
+        return None if self.statistics is None else self.statistics[weight]
 
     def updates_of(self, op: Op | Join, row: int | None = None) -> dict[Weight, Tensor]:
         return self.updates.formed(trained_weights(self.rule, op), row)
@@ -161,14 +185,13 @@ class FastExecutor(TensorStreams):
             dy = dy * norm.normalise(saved.x, kind=op.kind, epsilon=op.epsilon)
         return dy.sum(1)
 
-    def _update_vector(self, weight: Weight, gradient: Tensor) -> None:
+    def _update_vector(self, weight: Weight, gradient: Tensor, by: StepSize) -> None:
         # One update of all sequences is that of their summed losses:
         # gradients are linear in the loss, so sums are enough.
-        update = gradient.sum(0, keepdim=True) if self.pooled else gradient
-        rates = self.batch.rates
-        update = update * (-self.rule.rate if rates is None else -rates.to(update)[:, None])
+        gradient = gradient.sum(0, keepdim=True) if self.pooled else gradient
+        moments = self.updates.moments.setdefault(weight, Moments())
         known = self.updates.vectors.get(weight)
-        self.updates.vectors[weight] = update if known is None else known + update
+        self.updates.vectors[weight] = moments.move(known, gradient, self.rule, by, self.rms_of(weight))
 
     def check_gradients(self) -> None:
         """After a step: raise if a gradient is non-finite, naming the op."""
@@ -204,24 +227,23 @@ class FastExecutor(TensorStreams):
         when = f" after step {self.steps_taken} of {self.rule.steps}" if self.steps_taken else ""
         return DivergenceError.at(where, self.batch.largest_rate(self.rule), when)
 
-    def _factors(self, x: Tensor, gradient: Tensor) -> Factors:
+    def _factors(self, x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and gradients whose product is the gradient of a matrix."""
         if self.pooled:
             # All tokens of all sequences in a row: sum_b sum_t g x^T is one
             # product, and padding adds nothing to it but rank.
             kept = self.batch.on(x.device).attention_mask[:, : x.shape[1]]
             x, gradient = x[kept][None], gradient[kept][None]
-        largest, rates = self.batch.largest_rate(self.rule), self.batch.rates
-        if rates is not None:
-            # Relative to the largest, which stays a number: where all are the same nothing is rounded.
-            gradient = gradient * (rates / largest if largest else rates).to(gradient)[:, None, None]
-        return Factors(x, gradient, largest)
+        return x, gradient
 
     def _matrix(self, op: Linear) -> MatrixUpdate:
         """The update of a linear's matrix, in the form that costs less."""
         if op.weight not in self.updates.matrices:
             dual = self.dual
             outputs, inputs = op.weight.read().shape
-            if self.pooled:  # used again and again: what takes less memory is also what reads faster
+            if self.rule.needs_matrices:
+                dual = False
+            elif self.pooled:  # used again and again: what takes less memory is also what reads faster
                 rank = self.rule.steps * int(self.batch.attention_mask[:, : self.batch.num_reached].sum())
                 dual = smaller_as_factors(inputs, outputs, rank)
             elif dual is None:
@@ -353,17 +375,19 @@ class FastExecutor(TensorStreams):
         # gradient, and nothing tells any more where it began.
         self.check(x)
         self.steps_taken = self.stage.step or 0
-        batch = self.batch.on(x.device)
-        at = batch.train_positions[:, : x.shape[1]]
-        rows, targets = x[at], batch.targets[:, : x.shape[1]][at]
-        gradients = torch.empty_like(rows)
-        for part in self._chunks(len(rows)):
-            gradients[part] = self._loss_gradient(rows[part], targets[part])
+        batch, here = self.batch.on(x.device), slice(self.start, self.start + x.shape[1])
+        at = batch.train_positions_at(self.stage.step)[:, here]
         dx = torch.zeros_like(x)
-        dx[at] = gradients
+        dx[at] = self._gradients(x[at], batch.targets[:, here][at])
         if self.rule.reduction == "mean":
             dx /= at.sum(-1).clamp(min=1)[:, None, None]
         return dx
+
+    def _gradients(self, rows: Float[Tensor, "rows D"], targets: Int[Tensor, " rows"]) -> Float[Tensor, "rows D"]:
+        gradients = torch.empty_like(rows)
+        for part in self._chunks(len(rows)):
+            gradients[part] = self._loss_gradient(rows[part], targets[part])
+        return gradients
 
     def _loss_gradient(self, rows: Float[Tensor, "rows D"], targets: Int[Tensor, " rows"]) -> Float[Tensor, "rows D"]:
         weight = self.auxiliary.head.weight.read()

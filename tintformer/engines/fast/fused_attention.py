@@ -34,10 +34,13 @@ class FusedAttention:
         self.masks: dict[tuple[int | None, torch.device], Tensor] = {}
 
     def heads(self, op: Attend, inputs: tuple[Tensor, ...]) -> AttentionHeads:
-        """Cut into heads and rotate; the whole of what a backward pass needs."""
+        """Cut into heads and rotate; the whole of what a backward pass needs, keys and values of a cache included."""
         heads = attention.split(inputs, op, self._context(op, inputs[0].shape[1], inputs[0].device))
         # Rotated in the compute dtype, kept in the model's: heads are most of what the tape holds of an attention.
-        return AttentionHeads(*(x.to(inputs[0].dtype) for x in heads))
+        query, key, value = (x.to(inputs[0].dtype) for x in heads)
+        if self.cache is not None:
+            key, value = self.cache.extend(op.name, key, value, self.start)
+        return AttentionHeads(query, key, value)
 
     def merge(self, op: Attend, gradients: AttentionHeads) -> tuple[Tensor, ...]:
         """Gradients of the heads back to gradients of queries, keys and values."""
@@ -46,8 +49,6 @@ class FusedAttention:
 
     def forward(self, op: Attend, heads: AttentionHeads) -> Float[Tensor, "B T Hd"]:
         """Softmax attention by torch's fused kernel."""
-        if self.cache is not None:
-            heads = AttentionHeads(heads.query, *self.cache.extend(op.name, heads.key, heads.value, self.start))
         query = heads.query.flatten(1, 2)
         key, value = (_shared(x, op) for x in heads[1:])
         # Without a mask the kernel need not read one, and skips what lies above the diagonal. Its
@@ -75,7 +76,10 @@ class FusedAttention:
     def backward(
         self, op: Attend, heads: AttentionHeads, dy: Float[Tensor, "B T Hd"], rule: LearningRule
     ) -> HeadGradients:
-        """What all queries send to the heads; scores exist for one chunk of queries at a time."""
+        """What all queries send to the heads; scores exist for one chunk of queries at a time.
+
+        Keys and values of a cache are constants: no gradient goes beyond them.
+        """
         dtype = heads.value.dtype
         # Widened: weights are recomputed from the scores, and chunks of queries add up into dk and dv.
         heads, dy = AttentionHeads(*(x.to(self.dtype) for x in heads)), dy.to(self.dtype)
@@ -102,9 +106,10 @@ class FusedAttention:
                 queries.append(found.query)
                 dkey = torch.zeros_like(heads.key) if dkey is None else dkey
                 dkey[..., :end, :] += found.key
+        dvalue = dvalue[..., self.start :, :].to(dtype)
         if dkey is None:
-            return HeadGradients(None, None, dvalue.to(dtype))
-        return HeadGradients(torch.cat(queries, dim=-2).to(dtype), dkey.to(dtype), dvalue.to(dtype))
+            return HeadGradients(None, None, dvalue)
+        return HeadGradients(torch.cat(queries, dim=-2).to(dtype), dkey[..., self.start :, :].to(dtype), dvalue)
 
     def _chunks(self, heads: AttentionHeads) -> Iterator[tuple[slice, int]]:
         """Runs of queries whose scores fit the budget, each with the number of keys that it can see."""

@@ -15,14 +15,16 @@ GPT-2, whatever the length of the training part.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tintformer.auxiliary.description import compute_dtype
 from tintformer.auxiliary.ops import Weight
+from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.optimiser import Moments, Scalar, StepSize, muon_factor, polar_core
 
 TRAFFIC = 60.0
 """Fixed cost of forming a matrix, in multiply-adds an element. `tintbench.forming_cost` measured 38 to 140 by shape
@@ -59,6 +61,16 @@ def prefers_dual(inputs: int, outputs: int, use: UpdateUse) -> bool:
     return dual_cost(inputs, outputs, use) <= dense_cost(inputs, outputs, use)
 
 
+def stream_prefers_dual(inputs: int, outputs: int, *, chunk: int, tokens: int) -> bool:
+    """Whether the update of a matrix is cheaper left as factors while `tokens` are read in chunks."""
+    num_chunks = -(-tokens // chunk)
+    # A chunk runs forward and backward through the ranks of all chunks before it.
+    dual = chunk * chunk * num_chunks * (num_chunks - 1) * (inputs + outputs)
+    # Carried along, the matrix is written once a chunk.
+    carried = num_chunks * inputs * outputs * (chunk + TRAFFIC / 2)
+    return dual <= carried
+
+
 def smaller_as_factors(inputs: int, outputs: int, rank: int) -> bool:
     """Whether factors of this rank take less memory than the matrix."""
     return rank * (inputs + outputs) < inputs * outputs
@@ -70,14 +82,44 @@ class Factors:
 
     x: Float[Tensor, "R n I"]
     g: Float[Tensor, "R n O"]
-    rate: float
+    rate: Scalar
+    velocity: Scalar = 1.0
+    """Its coefficient in the velocity, where the rule has momentum."""
 
     def formed(self) -> Float[Tensor, "R O I"]:
         # Paper, "Linear descent": -eta sum_t dy_t x_t^T.
-        return torch.bmm(widened(self.g).mT, widened(self.x)).mul_(-self.rate)
+        alpha, x = self._scaled(widened(self.x))
+        return torch.bmm(widened(self.g).mT, x).mul_(alpha)
 
     def added_to(self, matrices: Float[Tensor, "*R O I"]) -> Float[Tensor, "R O I"]:
-        return torch.baddbmm(widened(matrices), widened(self.g).mT, widened(self.x), alpha=-self.rate)
+        alpha, x = self._scaled(widened(self.x))
+        return torch.baddbmm(widened(matrices), widened(self.g).mT, x, alpha=alpha)
+
+    def add_into(self, matrices: Float[Tensor, "R O I"]) -> None:
+        """Add the update where the matrices stand."""
+        alpha, x = self._scaled(widened(self.x))
+        matrices.baddbmm_(widened(self.g).mT, x, alpha=alpha)
+
+    def _scaled(self, thin: Tensor) -> tuple[float, Tensor]:
+        """The rate as a factor of the product, or, where rows differ in it, of what enters the product."""
+        if not isinstance(self.rate, Tensor):
+            return -self.rate, thin
+        # Relative to the largest, which stays a number: a small rate times a small gradient is 0 in half a precision.
+        largest = float(self.rate.abs().max())
+        return -largest, thin * (self.rate / largest if largest else self.rate).to(thin)
+
+    def reordered(self, rows: Tensor) -> Factors:
+        """Those of these sequences, in this order."""
+        rate, velocity = (
+            each.index_select(0, rows.to(each.device)) if isinstance(each, Tensor) and len(each) > 1 else each
+            for each in (self.rate, self.velocity)
+        )
+        return Factors(_rows(self.x, rows), _rows(self.g, rows), rate, velocity)
+
+    def stepped(self, by: StepSize, own: float = 0.0) -> Factors:
+        """The same gradients after a step of descent."""
+        rate, velocity = by.of_factors(self.rate, self.velocity, own)
+        return replace(self, rate=rate, velocity=velocity)
 
     def add_forward(
         self, y: Float[Tensor, "B T O"], x: Float[Tensor, "B T I"], *, with_bias: bool
@@ -87,11 +129,13 @@ class Factors:
         The memory of y may be used for the result.
         """
         # Scores first, (x X^T) G: two thin products, where X^T G first would be the matrix that is not to be formed.
-        return _through(y, x, self.x, self.g, -self.rate, offset=1.0 if with_bias else 0.0)
+        alpha, g = self._scaled(self.g)
+        return _through(y, x, self.x, g, alpha, offset=1.0 if with_bias else 0.0)
 
     def add_backward(self, dx: Float[Tensor, "B T I"], dy: Float[Tensor, "B T O"]) -> Float[Tensor, "B T I"]:
         """dx plus the transposed update applied to dy; the memory of dx may be used for the result."""
-        return _through(dx, dy, self.g, self.x, -self.rate)
+        alpha, x = self._scaled(self.x)
+        return _through(dx, dy, self.g, x, alpha)
 
 
 def widened(x: Tensor) -> Tensor:
@@ -124,6 +168,8 @@ class Updates:
     def __init__(self) -> None:
         self.matrices: dict[Weight, MatrixUpdate] = {}
         self.vectors: dict[Weight, Tensor] = {}
+        self.moments: dict[Weight, Moments] = {}
+        """Of the vectors."""
 
     def formed(self, weights: Iterable[Weight], row: int | None = None) -> dict[Weight, Tensor]:
         """The whole update of those of the weights that have one: `[R, ...]`, or that of one row."""
@@ -156,6 +202,12 @@ class Updates:
         result.vectors = dict(self.vectors)
         return result
 
+    def forget(self, rows: Bool[Tensor, " R"]) -> None:
+        """Take back what these sequences have learnt."""
+        for update in (*self.matrices.values(), *self.moments.values()):
+            update.forget(rows)
+        self.vectors = {weight: _without(update, rows) for weight, update in self.vectors.items()}
+
     def reordered(self, rows: Tensor) -> Updates:
         """The updates of these sequences, in this order."""
         result = Updates()
@@ -179,11 +231,28 @@ class MatrixUpdate:
     own_bias: bool = False
     """The update of the bias is read, as from a file; otherwise factors imply it, which costs no sum of its own."""
 
-    def add(self, factors: Factors) -> None:
-        self.factors.append(factors)
+    moments: Moments | None = None
+    """Of an optimiser that is not a sum of multiples of gradients: every step is then summed up at once."""
+
+    def step(self, x: Tensor, g: Tensor, rule: LearningRule, by: StepSize, rms: Tensor | None = None) -> None:
+        """Descend by the gradient sum_t g_t x_t^T."""
         self.formed = None
+        gradient = Factors(x, g, 0.0, 0.0)
+        if rule.optimizer == "muon" and not rule.momentum:
+            gradient = orthogonalised(gradient)
+            self.own_bias = True
+        elif not rule.is_linear or (rule.momentum and not self.dual):
+            self.moments = self.moments or Moments()
+            total = torch.bmm(widened(g).mT, widened(x))
+            self.dense = self.moments.move(self.dense, total, rule, by, rms)
+            self.own_bias = True
+            return
+        self.factors = [each.stepped(by) for each in self.factors] if rule.remembers else self.factors
+        self.factors.append(gradient.stepped(by, own=1.0))
         # Summed up at once, so that memory does not grow with the steps.
         if not self.dual and self.keep:
+            if self.dense is not None and by.decay:
+                self.dense = self.dense * (1 - by.decay)
             self.dense = self.full()
             self.factors = []
 
@@ -229,18 +298,98 @@ class MatrixUpdate:
         return MatrixUpdate(
             dual=self.dual,
             keep=self.keep,
-            factors=[Factors(_rows(part.x, rows), _rows(part.g, rows), part.rate) for part in self.factors],
+            factors=[part.reordered(rows) for part in self.factors],
             dense=None if self.dense is None else _rows(self.dense, rows),
             formed=None if self.formed is None else _rows(self.formed, rows),
             own_bias=self.own_bias,
         )
 
+    def forget(self, rows: Bool[Tensor, " R"]) -> None:
+        """Take back what these sequences have learnt."""
+        self.factors = [replace(part, g=_without(part.g, rows)) for part in self.factors]
+        if self.moments is not None:
+            self.moments.forget(rows)
+        self.dense, self.formed = None if self.dense is None else _without(self.dense, rows), None
+
     def row(self, row: int) -> Float[Tensor, "O I"]:
         """The whole update of one sequence."""
         # Cut before anything is formed: one matrix, not one a sequence.
-        parts = [Factors(part.x[row : row + 1], part.g[row : row + 1], part.rate) for part in self.factors]
+        parts = [part.reordered(torch.tensor([row])) for part in self.factors]
         dense = None if self.dense is None else self.dense[row : row + 1]
         return MatrixUpdate(dual=self.dual, factors=parts, dense=dense).full()[0]
+
+
+@dataclass
+class RunningMatrix(MatrixUpdate):
+    """The updated matrix itself, one a sequence, to which every step is added in place: for streams without end."""
+
+    dual: bool = False
+    keep: bool = True
+    weight: Weight = field(kw_only=True)
+
+    @classmethod
+    def of(cls, weight: Weight, update: MatrixUpdate, num_rows: int, *, momentum: bool) -> RunningMatrix:
+        """From what has been learnt so far, and with `momentum` from how fast."""
+        formed = update.matrix(weight.read()).expand(num_rows, -1, -1).clone()
+        moments = update.moments
+        if momentum and update.factors:
+            moments = Moments()
+            # Factors are subtracted, a velocity is a sum.
+            moments.velocity = -sum(
+                (replace(part, rate=part.velocity).formed() for part in update.factors), torch.zeros_like(formed)
+            )
+        return cls(weight=weight, formed=formed, moments=moments, own_bias=True)
+
+    def step(self, x: Tensor, g: Tensor, rule: LearningRule, by: StepSize, rms: Tensor | None = None) -> None:
+        assert self.formed is not None
+        # In place: a copy of every matrix for every sequence is what a stream holds, and it holds one.
+        base = self.weight.read()
+        gradient = Factors(x, g, 0.0, 0.0)
+        if rule.optimizer == "muon" and not rule.momentum:
+            gradient = orthogonalised(gradient)
+        elif rule.remembers or not rule.is_linear:
+            self.moments = self.moments or Moments()
+            total = torch.bmm(widened(g).mT, widened(x))
+            self.formed = base + self.moments.move(self.formed - base, total, rule, by, rms)
+            return
+        gradient.stepped(by, own=1.0).add_into(self.formed)
+        if by.decay:
+            self.formed.lerp_(widened(base).expand_as(self.formed), by.decay)
+
+    def full(self) -> Float[Tensor, "R O I"]:
+        assert self.formed is not None
+        return self.formed - self.weight.read()
+
+    def settled(self, weight: Float[Tensor, "O I"]) -> MatrixUpdate:
+        return self
+
+    def reordered(self, rows: Tensor) -> MatrixUpdate:
+        assert self.formed is not None
+        return RunningMatrix(weight=self.weight, formed=self.formed.index_select(0, rows.to(self.formed.device)))
+
+    def forget(self, rows: Bool[Tensor, " R"]) -> None:
+        assert self.formed is not None
+        self.formed[rows.to(self.formed.device)] = widened(self.weight.read())
+        if self.moments is not None:
+            self.moments.forget(rows)
+
+    def row(self, row: int) -> Float[Tensor, "O I"]:
+        assert self.formed is not None
+        return self.formed[row] - self.weight.read()
+
+
+def orthogonalised(gradient: Factors) -> Factors:
+    """The factors of muon's direction: g^T x with singular values near 1, without forming it."""
+    x, g = widened(gradient.x), widened(gradient.g)
+    core = polar_core(x @ x.mT, g @ g.mT)
+    factor = muon_factor((g.shape[-1], x.shape[-1]))
+    # In the model's own dtype, as all factors are.
+    return replace(gradient, g=((core.mT @ g) * factor).to(gradient.g.dtype))
+
+
+def _without(x: Tensor, rows: Tensor) -> Tensor:
+    """Zeros in these rows."""
+    return x.masked_fill(rows.to(x.device).view(-1, *(1 for _ in x.shape[1:])), 0)
 
 
 def _rows(x: Tensor, rows: Tensor) -> Tensor:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import inspect
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -19,6 +21,7 @@ from torch.nn import functional
 
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.families import families
+from tintformer.engines.oracle.torch_descent import TorchDescent
 from tintformer.engines.oracle.twin import OracleMode, make_twin
 from tintformer.errors import DivergenceError, InputError, NonFiniteError
 from tintformer.execution.batch import SHARED, Batch
@@ -35,8 +38,12 @@ class Segment:
     positions: Tensor
     places: list[int]
     """Where each token stands in the row."""
-    targets: list[tuple[int, int]]
-    """(position in this segment, target token) of every training target."""
+    targets: list[tuple[int, int, int]]
+    """(position in this segment, target token, the step that trains on it or 0) of every training target."""
+
+    def at(self, step: int) -> list[tuple[int, int]]:
+        """The targets of a step."""
+        return [(place, token) for place, token, number in self.targets if number in (0, step)]
 
 
 class OracleEngine:
@@ -44,8 +51,9 @@ class OracleEngine:
 
     hooks = None  # autograd runs the pass, not the walk
 
-    def __init__(self, auxiliary: Auxiliary, rule: LearningRule):
+    def __init__(self, auxiliary: Auxiliary, rule: LearningRule, *, statistics: Mapping[str, Tensor] | None = None):
         auxiliary.require_one_device("the oracle")
+        self.statistics = statistics
         model = auxiliary.model
         self.auxiliary, self.rule, self.family = auxiliary, rule, families()[auxiliary.family]
         # Half-precision weights are widened: the truth for them is what exact arithmetic makes of the rounded weights.
@@ -63,7 +71,7 @@ class OracleEngine:
 
     def __reduce__(self) -> Any:
         # A copy makes a twin of its own: the functions that are patched into this one know only this one's modules.
-        return type(self), (self.auxiliary, self.rule)
+        return partial(type(self), statistics=self.statistics), (self.auxiliary, self.rule)
 
     def _original(self) -> dict[str, Tensor]:
         """The parameters as they are now, widened."""
@@ -112,24 +120,26 @@ class OracleEngine:
     def _train(self, original: dict[str, Tensor], row: list[Segment], rate: float) -> dict[str, Tensor]:
         # Functional: the parameters are handed to each call, so the user's model is read and never written.
         values = dict(original)
-        count = sum(len(segment.targets) for segment in row)
-        if count == 0:
-            return values
-        for _ in range(self.rule.steps):
+        trainable = {name: values[name] for name in self.masks}
+        descent = TorchDescent(self.auxiliary, self.rule, rate, trainable, self.statistics)
+        for step in range(1, self.rule.steps + 1):
+            count = sum(len(segment.at(step)) for segment in row)
+            if count == 0:
+                continue
             trained = {name: values[name].clone().requires_grad_() for name in self.masks}
             with torch.enable_grad(), self.mode:
-                losses = [self._loss({**values, **trained}, segment) for segment in row if segment.targets]
+                losses = [self._loss({**values, **trained}, segment, step) for segment in row if segment.at(step)]
                 loss = torch.stack(losses).sum()
                 loss = loss / count if self.rule.reduction == "mean" else loss
                 gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True, materialize_grads=True)
-            for (name, mask), gradient in zip(self.masks.items(), gradients, strict=True):
-                values[name] = values[name] - rate * mask * gradient
+            found = zip(self.masks.items(), gradients, strict=True)
+            values |= descent.step({name: mask * gradient for (name, mask), gradient in found}, step)
         return values
 
-    def _loss(self, values: dict[str, Tensor], segment: Segment) -> Tensor:
+    def _loss(self, values: dict[str, Tensor], segment: Segment, step: int) -> Tensor:
         inputs, logits = self._call(values, segment)
-        places = torch.tensor([place for place, _ in segment.targets], device=logits.device)
-        targets = torch.tensor([token for _, token in segment.targets], device=logits.device)
+        places = torch.tensor([place for place, _ in segment.at(step)], device=logits.device)
+        targets = torch.tensor([token for _, token in segment.at(step)], device=logits.device)
         x, matrix = inputs[places], values[self.head_weight]
         # Losses, not gradients: the formulas of `rule.head` are derived anew by autograd. For the quad loss (Saunshi
         # et al.) that settles what the paper's remark misprints: E^T E x - e.
@@ -232,6 +242,7 @@ def _segments(batch: Batch, row: int) -> list[Segment]:
     tokens = batch.input_ids[row].tolist()
     attended, segments = batch.attention_mask[row].tolist(), batch.segment_ids[row].tolist()
     train, loss = batch.train_mask[row].tolist(), batch.loss_mask[row].tolist()
+    steps = [0] * len(tokens) if batch.step_ids is None else batch.step_ids[row].tolist()
     shared = [t for t, segment in enumerate(segments) if attended[t] and segment == SHARED]
     own = sorted({segment for t, segment in enumerate(segments) if attended[t] and segment != SHARED})
     result: list[Segment] = []
@@ -242,7 +253,7 @@ def _segments(batch: Batch, row: int) -> list[Segment]:
         # Written out from the definition, token by token, and not read off
         # `Batch.train_positions`, which this is there to check.
         scored = [
-            (index, tokens[t + 1])
+            (index, tokens[t + 1], steps[t + 1])
             for index, t in enumerate(places)
             if t + 1 < len(tokens)
             and attended[t + 1]

@@ -1,0 +1,185 @@
+"""How a gradient moves a weight: descent with momentum, decay towards the base, rms, adam and muon.
+
+R rows: sequences that learn, each on its own. A change is what a weight has moved from its base.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from tintformer.rule.learning_rule import LearningRule
+
+BETAS = (0.9, 0.999)
+EPSILON = 1e-8
+"""Adam's, and what is added to the root mean squares of `rms`."""
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+"""Coefficients of muon's five steps, those of `torch.optim.Muon`."""
+NEWTON_SCHULZ_STEPS = 5
+SMALLEST_NORM = 1e-7
+
+
+Scalar = float | Tensor
+"""One number for all rows, or `[R, 1, 1]`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSize:
+    """One step of the descent of one op's weights."""
+
+    rate: Scalar
+    momentum: float
+    nesterov: bool
+    decay: float
+    active: Bool[Tensor, "R 1 1"] | None = None
+    """Rows that make the step, those with a target; None: all."""
+
+    @classmethod
+    def of(
+        cls,
+        rule: LearningRule,
+        op: str,
+        steps: Sequence[int],
+        *,
+        rates: Float[Tensor, " R"] | None = None,
+        active: Bool[Tensor, " R"] | None = None,
+    ) -> StepSize:
+        """At an op; `steps` is the number of the step, from 1, of each row, or one for all.
+
+        `rates` are those of the rows where each has its own; otherwise the rule's is that of all.
+        """
+        # Rows that began at different times stand at different steps.
+        scheduled = _one_or_each(torch.tensor([rule.schedule_factor(step) for step in steps], dtype=torch.float64))
+        rate = rule.rate if rates is None else _one_or_each(rates.double().cpu())
+        return cls(
+            rate=rate * rate_factor(rule, op) * scheduled,
+            momentum=rule.momentum,
+            nesterov=rule.nesterov,
+            decay=rule.decay,
+            # Without a memory a gradient of zero moves nothing anyway.
+            active=None if active is None or not rule.remembers else active[:, None, None],
+        )
+
+    def of_factors(self, rate: Scalar, velocity: Scalar, own: float) -> tuple[Scalar, Scalar]:
+        """New coefficients of a gradient in the change and in the velocity; `own` is 1 for that of this very step."""
+        faster = self.momentum * velocity + own
+        along = own + self.momentum * faster if self.nesterov else faster
+        further = (rate + self.rate * along) * (1 - self.decay)
+        return self._if_active(further, rate), self._if_active(faster, velocity)
+
+    def _if_active(self, new: Scalar, old: Scalar) -> Scalar:
+        if self.active is None:
+            return new
+        # Coefficients in float64, whatever the weights are in: they are products over many steps.
+        stand = [torch.as_tensor(each, dtype=torch.float64, device=self.active.device) for each in (new, old)]
+        return torch.where(self.active, *stand)
+
+
+def _one_or_each(values: Float[Tensor, " R"]) -> Scalar:
+    """One number where all rows agree: nothing is then rounded that would not be for a single row."""
+    return float(values[0]) if bool((values == values[0]).all()) else values[:, None, None]
+
+
+def rate_factor(rule: LearningRule, op: str) -> float:
+    """What the rule multiplies the rate of an op by: the factor of the last pattern that fits its name."""
+    return next((factor for pattern, factor in reversed(rule.rates) if fnmatchcase(op, pattern)), 1.0)
+
+
+class Moments:
+    """What a dense optimiser remembers of one weight, `[R, ...]` each."""
+
+    def __init__(self) -> None:
+        self.velocity: Tensor | None = None
+        self.square: Tensor | None = None
+        self.count: Tensor | None = None
+        """Steps made, row by row."""
+
+    def move(
+        self, change: Tensor | None, gradient: Tensor, rule: LearningRule, by: StepSize, rms: Tensor | None = None
+    ) -> Tensor:
+        """The change after a step along a gradient; `rms` is the weight's root mean square of gradients."""
+        before = torch.zeros_like(gradient) if change is None else change
+        rate = rows_like(by.rate, gradient).to(gradient) if isinstance(by.rate, Tensor) else by.rate
+        after = (before - rate * self._direction(gradient, rule, by, rms)) * (1 - by.decay)
+        return after if by.active is None else torch.where(rows_like(by.active, after), after, before)
+
+    def forget(self, rows: Bool[Tensor, " R"]) -> None:
+        """Begin anew in these rows."""
+        for name in ("velocity", "square", "count"):
+            if (value := getattr(self, name)) is not None:
+                setattr(self, name, value.masked_fill(rows_like(rows, value), 0))
+
+    def _direction(self, gradient: Tensor, rule: LearningRule, by: StepSize, rms: Tensor | None) -> Tensor:
+        if rule.optimizer == "adam":
+            return self._adam(gradient, by)
+        if rule.optimizer == "rms":
+            assert rms is not None, "rms needs statistics"
+            gradient = gradient / (rms + EPSILON)
+        if by.momentum:
+            velocity = gradient if self.velocity is None else by.momentum * self.velocity + gradient
+            if by.active is not None and self.velocity is not None:
+                velocity = torch.where(rows_like(by.active, velocity), velocity, self.velocity)
+            elif by.active is not None:
+                velocity = velocity * rows_like(by.active, velocity)
+            self.velocity = velocity
+            gradient = gradient + by.momentum * velocity if by.nesterov else velocity
+        if rule.optimizer == "muon" and gradient.dim() == 3:
+            return polar(gradient) * muon_factor(gradient.shape)
+        return gradient
+
+    def _adam(self, gradient: Tensor, by: StepSize) -> Tensor:
+        if self.velocity is None or self.square is None or self.count is None:
+            self.velocity, self.square = torch.zeros_like(gradient), torch.zeros_like(gradient)
+            self.count = torch.zeros(len(gradient), dtype=gradient.dtype, device=gradient.device)
+        first, second = BETAS
+        steps = torch.ones_like(self.count) if by.active is None else by.active.flatten().to(self.count)
+        shaped = rows_like(steps, gradient)
+        self.count = self.count + steps
+        self.velocity = torch.where(shaped > 0, first * self.velocity + (1 - first) * gradient, self.velocity)
+        self.square = torch.where(shaped > 0, second * self.square + (1 - second) * gradient * gradient, self.square)
+        count = rows_like(self.count.clamp(min=1), gradient)
+        root = (self.square / (1 - second**count)).sqrt() + EPSILON
+        return self.velocity / (1 - first**count) / root
+
+
+def rows_like(values: Tensor, like: Tensor) -> Tensor:
+    """One value a row, shaped so that it meets `like`."""
+    return values.reshape(-1, *(1 for _ in like.shape[1:])).to(like.device)
+
+
+def polar(matrices: Float[Tensor, "R O I"]) -> Float[Tensor, "R O I"]:
+    """About U V^T of U S V^T: five Newton-Schulz steps that bring singular values near 1."""
+    a, b, c = NEWTON_SCHULZ
+    x = matrices / matrices.flatten(1).norm(dim=1).clamp(min=SMALLEST_NORM)[:, None, None]
+    tall = x.shape[1] > x.shape[2]
+    x = x.mT if tall else x
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.mT if tall else x
+
+
+def polar_core(gram_x: Float[Tensor, "R n n"], gram_g: Float[Tensor, "R n n"]) -> Float[Tensor, "R n n"]:
+    """M such that `polar(g^T x)` is g^T M x, from the products x x^T and g g^T alone.
+
+    A Newton-Schulz step of g^T M x is of that form again: M becomes (a + b P + c P P) M, P = M (x x^T) M^T (g g^T).
+    """
+    a, b, c = NEWTON_SCHULZ
+    # |g^T x|^2 = trace of (x x^T)(g g^T), both symmetric.
+    norm = (gram_x * gram_g).sum((1, 2)).clamp(min=0).sqrt().clamp(min=SMALLEST_NORM)
+    core = torch.eye(gram_x.shape[1], dtype=gram_x.dtype, device=gram_x.device) / norm[:, None, None]
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        squared = core @ gram_x @ core.mT @ gram_g
+        core = a * core + (b * squared + c * squared @ squared) @ core
+    return core
+
+
+def muon_factor(shape: torch.Size | tuple[int, ...]) -> float:
+    """What `torch.optim.Muon` multiplies the rate of a matrix `[..., out, in]` by."""
+    return math.sqrt(max(1.0, shape[-2] / shape[-1]))
