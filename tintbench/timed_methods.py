@@ -99,7 +99,7 @@ def _sequences(setup: Setup, case: SequenceCase) -> Tensor:
 
 
 def _explicit_sequences(setup: Setup, case: SequenceCase, names: list[str], vmap: bool = False) -> TimedMethod:
-    ids, rate = _sequences(setup, case), setup.rule.learning_rate
+    ids, rate = _sequences(setup, case), setup.rule.rate
     tuner = PerSample(setup.model, names, rate) if vmap else Explicit(setup.model, names, rate)
     if isinstance(tuner, PerSample) and (size := tuner.copies_bytes(case.batch)) > VMAP_LIMIT:
         raise Skip(f"its gradients alone take {size / 1e9:.1f} GB, above the limit of {VMAP_LIMIT / 1e9:.0f} GB")
@@ -162,7 +162,7 @@ def _forward_few_shot(setup: Setup, case: FewShotCase) -> TimedMethod:
 
 def _explicit_few_shot(setup: Setup, case: FewShotCase, names: list[str]) -> TimedMethod:
     examples, inputs = _examples_and_inputs(setup, case)
-    tuner = Explicit(setup.model, names, setup.rule.learning_rate)
+    tuner = Explicit(setup.model, names, setup.rule.rate)
     training = case.num_examples * setup.count.explicit_training(case.tokens, names)
     return TimedMethod(
         run=lambda: tuner.tune_once(examples, inputs, case.score_batch),

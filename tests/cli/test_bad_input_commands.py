@@ -214,7 +214,7 @@ def test_damaged_models(
 @pytest.mark.parametrize("name", ["nano-gpt2", "nano-llama"])
 def test_a_bundled_model(refuse_twice: Callable[..., None], here: Path, command: str, name: str) -> None:
     long = save(here, "LONG", LONG.encode())
-    message = rf"the text has \d+ tokens, but {name} was built for 512 .*; shorten it"
+    message = rf"the text has \d+ tokens, but {name} was built for 512 .*; shorten it.*; --tokens 512 \(tokens=512 in"
     refuse_twice(command, name, "--file", long, message=message)
 
 

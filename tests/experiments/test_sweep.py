@@ -134,6 +134,12 @@ def test_rules_of_ones_own_and_what_is_left_out(directory: Path) -> None:
     assert found.png()
 
 
+def test_a_text_is_cut_as_everywhere(directory: Path) -> None:
+    cut = tint.sweep(directory, TEXT, learning_rate=1e-3, tokens=20)
+    learnt = tint.learn(directory, TEXT, learning_rate=1e-3, tokens=20)
+    assert cut.rows[0].loss == pytest.approx(learnt.loss, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
@@ -144,6 +150,7 @@ def test_rules_of_ones_own_and_what_is_left_out(directory: Path) -> None:
         ({"rule": "best"}, "rule='best' is unknown"),
         ({"layers": [9]}, "layers=9 but the model has 2 blocks"),
         ({"steps": 0}, "steps=0 must be"),
+        ({"tokens": 0}, "tokens=0 must be"),
         ({"stack": 2}, "stack: knobs of the simulator"),
         ({"dual": True}, "dual is a knob of an engine"),
         ({"engine": "steam"}, "engine='steam' is unknown"),

@@ -189,7 +189,11 @@ def test_the_hub_gives_splits_and_columns(monkeypatch: pytest.MonkeyPatch) -> No
         calls.append((*arguments, split, keywords["streaming"]))
         return iter([{"sentence": f"{split} {number}", "label": number % 2} for number in range(4)])
 
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setitem(
+        sys.modules,
+        "datasets",
+        SimpleNamespace(load_dataset=load_dataset, config=SimpleNamespace(HF_HUB_OFFLINE=False)),
+    )
     task = load_task("sst2")
     assert calls == [("stanfordnlp/sst2", None, "train", False), ("stanfordnlp/sst2", None, "validation", False)]
     assert task.test[1] == Example("validation 1", 1)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tiny import make_tokenizer
 
 from tintformer.errors import InputError
+from tintformer.experiments import sources
 from tintformer.experiments.texts import Block, BlockLayout, TextSet, completed, lines_of, load_texts
 from tintformer.experiments.tokenisation import TokenizedText, first_token, tokenise
 from tintformer.learning.text import find_tokenizer
@@ -131,13 +132,32 @@ def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch: pytest.MonkeyPatc
     def load_dataset(*_: Any, **__: Any) -> None:
         raise ConnectionError("Couldn't reach the Hub\nlong explanation")
 
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setitem(
+        sys.modules,
+        "datasets",
+        SimpleNamespace(load_dataset=load_dataset, config=SimpleNamespace(HF_HUB_OFFLINE=False)),
+    )
     with pytest.raises(InputError) as error:
         load_texts("c4")
     assert str(error.value) == (
         "cannot load the data set allenai/c4 (validation): Couldn't reach the Hub; "
         "check the name and the network, or give local files with --data"
     )
+
+
+def test_without_a_network_the_cache_is_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "hub_is_found", lambda: False)
+    offline: list[bool] = []
+
+    def load_dataset(*_: Any, **__: Any) -> None:
+        offline.append(config.HF_HUB_OFFLINE)
+        raise ConnectionError("not in the cache")
+
+    config = SimpleNamespace(HF_HUB_OFFLINE=False)
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset, config=config))
+    with pytest.raises(InputError, match="not in the cache; check the name and the network"):
+        load_texts("c4")
+    assert offline == [True] and config.HF_HUB_OFFLINE is False
 
 
 def test_rows_of_the_hub_are_documents(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +167,11 @@ def test_rows_of_the_hub_are_documents(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append((arguments, keywords))
         return iter([{"text": ""}, {"text": " = Title = \n"}] * 1500)
 
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setitem(
+        sys.modules,
+        "datasets",
+        SimpleNamespace(load_dataset=load_dataset, config=SimpleNamespace(HF_HUB_OFFLINE=False)),
+    )
     assert len(spoken(load_texts("wikitext-103"))) == 1500
     assert len(load_texts("c4").texts) == 2000  # its limit
     assert calls[0] == (

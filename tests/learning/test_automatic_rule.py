@@ -109,3 +109,5 @@ def test_a_ruinous_result_is_a_warning(auxiliary: Any, rows: dict[str, Any]) -> 
     with pytest.warns(tint.TintWarning, match="^learning has made the predictions much worse"):
         ruin(**alone(rows, 0), before=True)
     ruin(**rows)  # nothing is known of before
+    with pytest.warns(tint.TintWarning, match="^learning has made the predictions much worse"):
+        tint.build(auxiliary, tint.LearningRule(learning_rate=5.0))(**alone(rows, 0), before=True)

@@ -176,7 +176,7 @@ def test_the_perplexity_falls_as_in_the_demo(tmp_path: Path, monkeypatch: pytest
     from tintformer.cli.demo import show
     from tintformer.learning.text import find_tokenizer
 
-    demo = show(load("nano-llama"), find_tokenizer("nano-llama"), "visit", None)
+    demo = show(load("nano-llama"), find_tokenizer("nano-llama"), "visit", None, lambda done: None)
     (tmp_path / "visit.txt").write_text(read_text("visit"), encoding="utf-8")
     graph = tmp_path / "model.onnx"
     options = {"tokens": demo["tokens"], "train-tokens": demo["train_tokens"], "learning-rate": demo["learning_rate"]}

@@ -150,7 +150,11 @@ def test_rows_are_kept_and_read_without_the_hub(cache: Path, monkeypatch: pytest
         asked.append((name, split, streaming))
         return [{"idx": number, "sentence": f"{split} {number}\u2028", "label": number % 2} for number in range(8)]
 
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setitem(
+        sys.modules,
+        "datasets",
+        SimpleNamespace(load_dataset=load_dataset, config=SimpleNamespace(HF_HUB_OFFLINE=False)),
+    )
     before = load_task("sst2")
     place, new = fetch_data(data_to_fetch("sst2"))
     assert new and place == cache / "data" and len(list(place.iterdir())) == 2
@@ -164,7 +168,11 @@ def test_rows_are_kept_and_read_without_the_hub(cache: Path, monkeypatch: pytest
 
     damaged = data_to_fetch("sst2").files[0]
     damaged.write_bytes(damaged.read_bytes()[:-20])
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setitem(
+        sys.modules,
+        "datasets",
+        SimpleNamespace(load_dataset=load_dataset, config=SimpleNamespace(HF_HUB_OFFLINE=False)),
+    )
     assert fetch_data(data_to_fetch("sst2")) == (place, True) and len(asked) == 5
     assert load_task("sst2").identity == before.identity
 

@@ -26,6 +26,7 @@ from tintformer.auxiliary.ops import (
     Weight,
 )
 from tintformer.auxiliary.placement import placed_parameters
+from tintformer.auxiliary.widths import check_widths
 
 RESIDUAL: tuple[Step, ...] = ()
 """The branch that passes its input on."""
@@ -38,7 +39,7 @@ def describe(model: Any, family: Family, name: str) -> Auxiliary:
     embedding = reader.embedding()
     blocks = tuple(reader.block(layer) for layer in range(model.config.num_hidden_layers))
     final = reader.final()
-    return Auxiliary(
+    auxiliary = Auxiliary(
         name=name,
         family=family.model_type,
         embedding=embedding,
@@ -49,6 +50,8 @@ def describe(model: Any, family: Family, name: str) -> Auxiliary:
         model=model,
         record=ModelRecord(model),
     )
+    check_widths(auxiliary)
+    return auxiliary
 
 
 class _Reader:

@@ -56,4 +56,6 @@ def check_context_length(
         return
     tokens = f"{text} has {num_tokens} tokens" + (f" and {generate} are to be generated" if generate else "")
     remedy = "and has learned positions; shorten it" if auxiliary.learned_positions else _ONLY_ROTARY
+    if text == "the text" and (room := longest - generate) > 1:
+        remedy += f"; --tokens {room} (tokens={room} in Python) takes the first of them"
     raise InputError(f"{tokens}, but {auxiliary.name} was built for {longest} {remedy}")

@@ -10,7 +10,7 @@ import typer
 
 from tintformer.cli.evaluate import eval_options as options
 from tintformer.cli.evaluate.eval_run import progress_bar, started, threads_of
-from tintformer.cli.options import BeyondContext, Device, Dtype, Json, Model, Text, check_rate
+from tintformer.cli.options import BeyondContext, Device, Dtype, Json, Model, Text, TokensOption, check_rate
 from tintformer.cli.rule_setup import finite, open_model
 from tintformer.console import print_json, print_table, say
 from tintformer.errors import InputError, brief
@@ -47,6 +47,7 @@ def sweep(
     device: Device = None,
     jobs: options.Jobs = 1,
     name: Annotated[str | None, typer.Option(help="What its files are called.")] = None,
+    tokens: TokensOption = None,
     beyond_context: BeyondContext = False,
     json: Json = False,
 ) -> None:
@@ -70,7 +71,7 @@ def sweep(
         check_directory(output, [f"{named}.png", f"{named}.csv"])
         check_directory(output / RECORDS)
         auxiliary = open_model(model, dtype, device)
-        encoded, num_train = encode_for_split(auxiliary, content, split, beyond_context=beyond_context)
+        encoded, num_train = encode_for_split(auxiliary, content, split, tokens=tokens, beyond_context=beyond_context)
         experiment = text_sweep(auxiliary, model, encoded.input_ids, num_train, engine=engine, threads=threads_of(jobs))
         with progress_bar(len(rules) + 1, shown=processes.is_first) as advance:
             result = run_sweep(

@@ -22,7 +22,7 @@ from tintformer.storage.cache_paths import rows_file
 from tintformer.storage.foreign_files import check_regular, parse_foreign_json
 from tintformer.storage.foreign_text import MAX_TEXT, check_characters, read_bytes, user_path
 from tintformer.storage.foreign_yaml import MAX_YAML, parse_foreign_yaml
-from tintformer.storage.hub_models import require_hub
+from tintformer.storage.hub_models import hub_is_found, require_hub
 
 YAML_SUFFIXES = (".yaml", ".yml")
 ROW_SUFFIXES = (".jsonl", ".csv", ".tsv", ".parquet")
@@ -269,13 +269,16 @@ def download_rows(hub: Hub, split: str, limit: int | None = None) -> list[DataRo
     """The rows from the hub, or from the cache of `datasets`."""
     require_hub(hub.id)
     try:
-        from datasets import load_dataset  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
+        from datasets import config, load_dataset  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
     except ImportError as error:
         raise InputError(
             f"the data set {hub.id} needs the package datasets; install it ({EXTRA}) or give local files with --data"
         ) from error
     hand_over(f"downloading {hub.id} ({split}) from the hub")
+    given = config.HF_HUB_OFFLINE
     try:
+        # Where there is no network `datasets` would look for it half a minute long before it looks into its cache.
+        config.HF_HUB_OFFLINE = given or not hub_is_found()
         # With a limit nothing but the first rows is fetched.
         rows: Any = load_dataset(hub.id, hub.config, split=split, revision=hub.revision, streaming=limit is not None)
         found = [
@@ -286,6 +289,8 @@ def download_rows(hub: Hub, split: str, limit: int | None = None) -> list[DataRo
             f"cannot load the data set {hub.id} ({split}): {cause(error)}; "
             "check the name and the network, or give local files with --data"
         ) from error
+    finally:
+        config.HF_HUB_OFFLINE = given
     if not found:
         raise InputError(f"the data set {hub.id} has no rows in the split {split}; choose another one")
     return found

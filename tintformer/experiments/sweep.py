@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tintformer.errors import InputError
 from tintformer.experiments.record_store import RecordStore
@@ -21,7 +21,7 @@ from tintformer.learning.split import Split
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.rule.rule_names import rule_text
 from tintformer.storage.whole_files import check_directory
-from tintformer.typed_fields import shown
+from tintformer.typed_fields import Range, checked, shown
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +51,7 @@ def sweep(
     engine: str = "fast",
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
+    tokens: int | None = None,
     beyond_context: bool = False,
     output: str | os.PathLike[str] | None = None,
     jobs: int = 1,
@@ -75,6 +76,7 @@ def sweep(
         engine: As in `learn`.
         device: As in `learn`.
         dtype: As in `learn`.
+        tokens: As in `learn`.
         beyond_context: As in `learn`.
         output: A directory in which what is done is kept as records: the same sweep goes on where it was stopped.
         jobs: Processes, with `output`.
@@ -93,10 +95,11 @@ def sweep(
     if jobs > 1 and (device is not None or not isinstance(model, str | os.PathLike)):
         raise InputError("other processes load the model by its name; give one without a device, or jobs=1")
     check_options(engine, {})
+    checked("tokens", tokens, Annotated[int | None, Range(at_least=1)], InputError)
     if output is not None:
         check_directory(Path(output) / RECORDS)
     auxiliary = open_text_model(model, tokenizer, device, dtype)
-    encoded, num_train = encode_for_split(auxiliary, content, split, beyond_context=beyond_context)
+    encoded, num_train = encode_for_split(auxiliary, content, split, tokens=tokens, beyond_context=beyond_context)
     threads = max(1, torch.get_num_threads() // jobs)
     experiment = text_sweep(auxiliary, model, encoded.input_ids, num_train, engine=engine, threads=threads)
     return run_sweep(experiment, rules, auxiliary, output=output, jobs=jobs, progress=progress)

@@ -21,7 +21,7 @@ from tintformer.execution.batch import Batch, LearningMasks
 from tintformer.execution.continuation import Continuation, KeyValueCache
 from tintformer.execution.engine import own_settings, row_updates, undisturbed
 from tintformer.execution.hooks import Hooks, Watchable
-from tintformer.execution.output import EngineResult, Logits, TintOutput, positions_of, predict
+from tintformer.execution.output import EngineResult, Logits, TintOutput, positions_of, predict, warn_of_ruin
 from tintformer.rule.learning_rule import LearningRule, require_number
 from tintformer.simulator import checkpoint, prefix
 from tintformer.simulator.construction import Construction
@@ -114,7 +114,9 @@ class Simulator(nn.Module, Watchable):
         """
         batch = Batch.of(self.auxiliary, input_ids, train_mask=train_mask, **masks)
         checked("before", before, bool, InputError)
-        return TintOutput.of(batch, self.run(batch, logits_at=positions_of(logits, batch), before=before))
+        out = TintOutput.of(batch, self.run(batch, logits_at=positions_of(logits, batch), before=before))
+        warn_of_ruin(out, stacklevel=2)
+        return out
 
     @undisturbed
     @torch.no_grad()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+import socket
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from tintformer.console import hand_over
 from tintformer.errors import LoadError, cause
@@ -60,6 +63,19 @@ def require_hub(name: str) -> None:
         raise LoadError(
             f"{name} is not on this machine, and the hub is not asked for what a file names; `tint fetch {name}` first"
         )
+
+
+def hub_is_found() -> bool:
+    """Whether the hub's name leads to an address; behind a proxy nobody here can tell, and it counts as found."""
+    from huggingface_hub import constants
+
+    host = urlsplit(constants.ENDPOINT).hostname
+    if host is None or getproxies():
+        return True
+    try:
+        return bool(socket.getaddrinfo(host, None))
+    except OSError:
+        return False
 
 
 def is_hub_id(name: str) -> bool:
