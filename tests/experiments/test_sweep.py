@@ -128,6 +128,8 @@ def test_rules_of_ones_own_and_what_is_left_out(directory: Path) -> None:
     assert {rule.reduction for _, rule in rules} == {"mean"} and rules[0][1].learning_rate == RATES[0]
     ((name, _),) = make_rules(0.1, mine, None, None, {})
     assert name == "default, norm_gradient=central"
+    found_by = make_rules(0.1, "default", None, None, {}, ["sgd", "muon"])
+    assert [(name, rule.optimizer) for name, rule in found_by] == [("default, sgd", "sgd"), ("default, muon", "muon")]
     object_alone = tint.load(directory).model
     found = tint.sweep(object_alone, TEXT, tokenizer=make_tokenizer(), learning_rate=[0.003, 1e30], rule=mine)
     assert math.isinf(found.rows[1].loss) and "diverged" in repr(found) and found.best is found.rows[0]
@@ -151,6 +153,8 @@ def test_a_text_is_cut_as_everywhere(directory: Path) -> None:
         ({"layers": [9]}, "layers=9 but the model has 2 blocks"),
         ({"steps": 0}, "steps=0 must be"),
         ({"tokens": 0}, "tokens=0 must be"),
+        ({"optimizer": "newton"}, "optimizer='newton' is unknown"),
+        ({"optimizer": "rms"}, "optimizer='rms' divides by root mean squares of gradients: give statistics="),
         ({"stack": 2}, "stack: knobs of the simulator"),
         ({"dual": True}, "dual is a knob of an engine"),
         ({"engine": "steam"}, "engine='steam' is unknown"),

@@ -37,6 +37,10 @@ def sweep(
         str, typer.Option(help="How many of the top blocks learn: all, or numbers such as 2,4,all.")
     ] = ALL,
     steps: Annotated[str, typer.Option(help="Gradient steps inside the pass, such as 1,2,4.")] = "1",
+    optimizer: Annotated[
+        str | None,
+        typer.Option(help="Optimisers: sgd, adam, muon, with commas between them; sgd.", show_default=False),
+    ] = None,
     train_fraction: Annotated[
         float | None, typer.Option(help=f"Share of the text that is trained on; {TRAIN_FRACTION} by default.")
     ] = None,
@@ -51,7 +55,8 @@ def sweep(
     beyond_context: BeyondContext = False,
     json: Json = False,
 ) -> None:
-    """Train on the first part of a text by every combination of rates, rules, layers and steps, and score the rest.
+    """Train on the first part of a text by every combination of rates, rules, optimisers, layers and steps, and score
+    the rest.
 
     What is done is kept as records in the output directory. The same command again goes on where it was stopped.
     """
@@ -60,7 +65,8 @@ def sweep(
     from tintformer.storage.whole_files import check_directory
 
     rates = None if learning_rate is None else _rates(learning_rate)
-    rules = make_rules(rates, options.names(rule), _layers(layers), _whole("--steps", steps), {})
+    optimizers = None if optimizer is None else options.names(optimizer)
+    rules = make_rules(rates, options.names(rule), _layers(layers), _whole("--steps", steps), {}, optimizers)
     split, content = Split(train_fraction=train_fraction, train_tokens=train_tokens), read_text(text, file)
     named = options.named(name, f"sweep-{Path(model).name}-{'text' if file is None else file.stem}")
     with started() as processes:

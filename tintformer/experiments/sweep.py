@@ -1,4 +1,4 @@
-"""`sweep`: rates x rules x layers x steps on one text, each trained on its first part and scored on the rest."""
+"""`sweep`: rates, rules, optimisers, layers and steps on one text; its first part trains, the rest is scored."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ def sweep(
     rule: Rules = "default",
     layers: int | Sequence[int | None] | None = None,
     steps: int | Sequence[int] | None = None,
+    optimizer: str | Sequence[str] | None = None,
     tokenizer: Any = None,
     train_fraction: float | None = None,
     train_tokens: int | None = None,
@@ -58,7 +59,8 @@ def sweep(
     progress: UnitProgress = lambda _: None,
     **knobs: Any,
 ) -> SweepResult:
-    """Learn from the first part of a text by every combination of rates, rules, layers and steps; score the rest.
+    """Learn from the first part of a text by every combination of rates, rules, optimisers, layers and steps; score
+    the rest.
 
     The rate that is best here is best on the tokens that are scored here: of a rate chosen so, expect a little less
     elsewhere.
@@ -70,6 +72,7 @@ def sweep(
         rule: "default", "paper", "full", a `LearningRule`, several of them, or a dict of them by name.
         layers: How many of the top blocks learn, one number or several; None among several is all of them.
         steps: Gradient steps, one number or several.
+        optimizer: "sgd", "adam", "muon", one or several; without it each rule's own.
         tokenizer: As in `learn`.
         train_fraction: As in `learn`.
         train_tokens: As in `learn`.
@@ -90,7 +93,7 @@ def sweep(
     from tintformer.learning.text import given_text
     from tintformer.learning.text_model import encode_for_split, open_text_model
 
-    rules = make_rules(learning_rate, rule, layers, steps, knobs)
+    rules = make_rules(learning_rate, rule, layers, steps, knobs, optimizer)
     split, content = Split(train_fraction=train_fraction, train_tokens=train_tokens), given_text(text)
     if jobs > 1 and (device is not None or not isinstance(model, str | os.PathLike)):
         raise InputError("other processes load the model by its name; give one without a device, or jobs=1")
@@ -111,6 +114,7 @@ def make_rules(
     layers: int | Sequence[int | None] | None,
     steps: int | Sequence[int] | None,
     knobs: Mapping[str, Any],
+    optimizer: str | Sequence[str] | None = None,
 ) -> list[tuple[str, LearningRule]]:
     """Every combination, with the name of its rule; all of them are checked before anything is computed."""
     of_rule, options = sort_knobs("fast", knobs)
@@ -122,12 +126,16 @@ def make_rules(
     named = dict(rule) if isinstance(rule, Mapping) else {_name(each): each for each in several("rule", rule)}
     if not named:
         raise InputError("there are no rules; give one at least")
+    optimizers: list[dict[str, Any]] = [{}]
+    if optimizer is not None:
+        optimizers = [{"optimizer": each} for each in several("optimizer", optimizer)]
     own: dict[str, list[Any]] = {"learning_rate": rates}
     own |= {"layers": several("layers", layers)} if layers is not None else {}
     own |= {"steps": several("steps", steps)} if steps is not None else {}
     return [
-        (name, preset_rule(each, {**of_rule, **dict(zip(own, values, strict=True))}))
+        (", ".join([name, *by.values()]), preset_rule(each, {**of_rule, **by, **dict(zip(own, values, strict=True))}))
         for name, each in named.items()
+        for by in optimizers
         for values in product(*own.values())
     ]
 
