@@ -34,6 +34,8 @@ HOLDS: dict[str, Callable[[Any], bool]] = {
     "what_is_learnt": lambda gains: len(gains) == 6 and min(gains.values()) > 0,
 }
 """What holds of the last result of each, on every machine."""
+QUICK = ("adapt_a_real_model", "what_an_update_stores")
+"""The others take longer, and are run by the sweep."""
 
 
 def code_cells(notebook: Any) -> list[Any]:
@@ -67,7 +69,11 @@ def test_the_first_cell_installs_what_is_missing_and_nothing_else(path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[] if path.stem in QUICK else pytest.mark.sweep) for path in NOTEBOOKS],
+    ids=lambda path: path.stem,
+)
 def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this environment and a directory of its own, offline; cells that assert are cells that may fail."""
     for variable in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "MPLCONFIGDIR"):

@@ -98,7 +98,7 @@ def test_two_processes_on_one_disk_give_the_same_files(place: Path) -> None:
     assert written == files(place / "one-icl")
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_killed_worker_without_a_common_disk_costs_only_what_it_was_doing(place: Path) -> None:
     words = [script(place), *language(place, "disk-{rank}")]
     first, second = place / "disk-0", place / "disk-1"

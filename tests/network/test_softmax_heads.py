@@ -30,7 +30,10 @@ def error(name: str, rule: str, **knobs: Any) -> float:
     return float((found.logits - exact.logits)[BATCH["attention_mask"].bool()].abs().max())
 
 
-@pytest.mark.parametrize(("name", "form", "start"), [("gpt2", "pair", 7), ("llama-grouped", "printed", 12)])
+@pytest.mark.parametrize(
+    ("name", "form", "start"),
+    [("gpt2", "pair", 7), pytest.param("llama-grouped", "printed", 12, marks=pytest.mark.sweep)],
+)
 def test_order_of_error(name: str, form: str, start: int) -> None:
     errors = [error(name, "default", softmax_form=form, softmax_epsilon=2.0**-k) for k in range(start, start + 3)]
     low, high = RATIOS[form]
