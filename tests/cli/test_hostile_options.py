@@ -38,6 +38,7 @@ BASES: dict[str, list[str] | None] = {
     "plan": ["MODEL", "--tokens", "16"],
     "inspect": ["MODEL", TEXT, *RATE],
     "verify": ["MODEL", TEXT, "--tokens", "8", "--no-theorems", "--preset", "default", *RATE],
+    "audit": ["MODEL", "--file", "TEXTS", "--tokens", "8", "--places", "1", "-o", "OUT", *RATE],
     "rates": ["MODEL", "TEXTS", "-o", "OUT"],
     "models": [],
     "fetch": [],

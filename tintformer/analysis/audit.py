@@ -159,15 +159,15 @@ class _Auditor:
             self.diverged += 1
             return None
 
-    def moved(self, ids: Tensor) -> Bool[Tensor, " T"] | None:
-        """Which scores move if this is the text."""
+    def moved(self, ids: Tensor, still: Tensor) -> Bool[Tensor, " T"] | None:
+        """Which of the scores that may not move do so if this is the text."""
         found = self.differences(ids)
         if found is None:
             return None
         # What differs now and then between identical runs is no leak, even if the first two were the same.
-        if bool((found > self.tolerance).any()) and self.identical_runs < MOST_REPEATS:
+        if bool((found[still] > self.tolerance).any()) and self.identical_runs < MOST_REPEATS:
             self.repeat()
-        return found > self.tolerance
+        return (found > self.tolerance) & still
 
     def compare_identical_runs(self) -> None:
         """What they differ by is the tolerance, unless it is so much that nothing could be seen."""
@@ -218,8 +218,9 @@ class _Auditor:
         """Change a document from a place on: what is before it, the place itself and other documents must not move."""
         at, here = torch.arange(len(self.ids)), self.documents == self.documents[place]
         rest, own = here & (at >= place) & self.free, self.has_distributions
+        still = ~here | ((at <= place) if own else (at < place))
         for changed in self.replacements(rest, place):
-            moved = self.moved(changed)
+            moved = self.moved(changed, still)
             if moved is None:
                 continue
             self.tried["own token"] += own
@@ -245,10 +246,10 @@ class _Auditor:
                 continue
             first = int(others.nonzero()[0])
             for changed in self.replacements(others, first):
-                moved = self.moved(changed)
+                moved = self.moved(changed, here)
                 self.tried["another document"] += moved is not None
-                if moved is not None and bool(moved[here].any()):
-                    self.blame("another document", first, moved & here, others, changed)
+                if moved is not None and bool(moved.any()):
+                    self.blame("another document", first, moved, others, changed)
 
     def replacements(self, where: Tensor, place: int) -> list[Tensor]:
         """The text with other tokens there: random ones, and one repeated token that the place itself does not have."""
