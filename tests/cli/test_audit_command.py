@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -63,7 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
     from tintformer.cli import main
 
     monkeypatch.chdir(folder)
@@ -74,7 +74,8 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
         with pytest.raises(SystemExit) as ended:
             main()
         assert sys.path == before
-        return int(ended.value.code or 0), *capsys.readouterr()
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
 
     yield run
     for name in ("my_scores", "weights_beside_it"):
