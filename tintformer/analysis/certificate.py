@@ -109,7 +109,11 @@ class Certificate:
         return tuple(dict.fromkeys(finding.kind for finding in self.findings))
 
     def check(self, kind: Kind) -> Check:
-        """One of the checks."""
+        """One of the checks.
+
+        Args:
+            kind: What it looked for.
+        """
         return next(check for check in self.checks if check.kind == kind)
 
     def __repr__(self) -> str:

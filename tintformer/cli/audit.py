@@ -160,7 +160,7 @@ def _audit_stream(
     if tokens is None and wanted.carry == "cache" and auxiliary.learned_positions and context is not None:
         limit = min(limit, context)
     documents = _documents(file, ids, model, limit)
-    scorer = StreamScorer(Tint(auxiliary, built), wanted)
+    scorer = StreamScorer(sim=Tint(auxiliary, built), settings=wanted)
     settled = wanted.of(auxiliary)
     shown = f"chunk {settled.chunk}, window {settled.window}, carry {settled.carry}"
     certificate = _audited(scorer, documents, name=f"stream of {auxiliary.name}, {shown}", **how)
