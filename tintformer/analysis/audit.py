@@ -62,7 +62,7 @@ def audit(
         places: How many places are tried. Few may miss a leak that only some tokens show.
         seed: Draws places and tokens.
         vocabulary: Tokens to draw from are 0 to vocabulary - 1; None: those that occur in the text.
-        tolerance: Differences in nats that count as rounding, on top of those between identical runs.
+        tolerance: Differences in nats that count as none, also where identical runs do not differ.
         fixed: True for tokens `[T]` that are never changed, because all scores may depend on them.
         name: What the certificate calls the procedure; None: as Python does.
     """
