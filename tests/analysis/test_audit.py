@@ -161,6 +161,14 @@ def test_documents_that_are_rows_of_a_batch_pass() -> None:
     assert certificate.passed and certificate.check("another document").tried == 12
 
 
+def test_arrays_keep_their_precision() -> None:
+    def score(ids: Tensor) -> Any:
+        return plain_hf(ids).numpy() + 1e-12 * float(ids[-1] == text()[-1])
+
+    certificate = tint.audit(score, text(), places=FEW)
+    assert certificate.kinds == ("later tokens",) and 0 < certificate.findings[0].difference < 1e-11
+
+
 def test_scoring_after_learning_is_named() -> None:
     certificate = tint.audit(score_after_learning, text(), places=FEW)
     assert set(certificate.kinds) == {"own token", "later tokens"}

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Annotated, Any
 
+import numpy
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -138,7 +139,7 @@ class _Auditor:
         self.identical_runs += torch.equal(ids, self.ids)
         # Copies: a procedure that works in place would change what it is compared with.
         given = (ids.clone(),) if self.document_ids is None else (ids.clone(), self.document_ids.clone())
-        found = as_tensor("what score returned", self.score(*given)).detach()
+        found = _result(self.score(*given))
         if found.dim() not in (1, 2) or len(found) != len(ids) or not found.is_floating_point():
             raise InputError(
                 f"score gave {found.dtype} of shape {tuple(found.shape)} for {len(ids)} tokens; it must be "
@@ -355,6 +356,13 @@ def _vector(name: str, value: Array, like: Tensor | None = None) -> Tensor:
     if like is not None and found.shape != like.shape:
         raise InputError(f"{name} has {len(found)} entries but the text {len(like)} tokens")
     return found.long()
+
+
+def _result(value: Any) -> Tensor:
+    """What a procedure returned, in the dtype that it has."""
+    if not isinstance(value, Tensor) and hasattr(value, "__array__"):
+        return torch.tensor(numpy.asarray(value))
+    return as_tensor("what score returned", value).detach()
 
 
 def _alphabet(ids: Tensor, vocabulary: int | None) -> Int[Tensor, " letters"]:
