@@ -67,6 +67,14 @@ def test_the_home_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "->" in capsys.readouterr().out
 
 
+def test_the_page_on_audits_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_python((ROOT / "docs" / "audit.md").read_text(encoding="utf-8"), {}, "audit.md")
+    assert "moves the score of token" in capsys.readouterr().out and (tmp_path / "certificate.json").exists()
+
+
 def test_the_page_on_looking_inside_runs() -> None:
     namespace: dict[str, object] = {}
     run_python(INSIDE, namespace, "interpretability.md")

@@ -198,6 +198,7 @@ RATE = ("--learning-rate", "RATE")
 SHORT = (MODEL, "--file", SHORT_FILE)
 LM = ("--length", "16", "--blocks", "2", "--tuning", "1")
 ICL = ("--tests", "4", "--tuning", "2", "--seeds", "0")
+FEW_PLACES = ("--tokens", "8", "--places", "1")
 MR = ("--model", "nano-llama", "--data", TASKS, "--tasks", "mr", *ICL)
 HARNESS = ("--model", "tint", "--model_args", f"pretrained={MODEL},learning_rate=RATE", "--tasks", "tint_sst2")
 WRITERS = (
@@ -210,6 +211,7 @@ WRITERS = (
     Writer("inspect", lambda folder, version: tint("inspect", *((MODEL,) * version), "--figures", folder / "figures")),
     Writer("sweep", command("sweep", *SHORT, *RATE, *IT, "-o", "OUT"), group=of_evaluation),
     Writer("bench", command("bench", *QUICK, "-o", "OUT"), repeatable=False),
+    Writer("audit", command("audit", *SHORT, *RATE, *FEW_PLACES, "-o", "OUT/certificate.json"), atomic=True),
     Writer("eval lm", evaluation("lm", MODEL, TEXT_FILE, *LM, "--shares", "0.5", *IT), group=of_evaluation),
     Writer("eval icl", evaluation("icl", MODEL, "sst2", "--data", TASKS / "sst2", *ICL, *IT), group=of_evaluation),
     Writer("eval table", table_again, group=of_evaluation),
@@ -237,6 +239,7 @@ READERS = {
     "plan": ("plan", MODEL, "--tokens", "32"),
     "verify": ("verify", *SHORT, "--tokens", "12", "--preset", "default", "--layers", "1"),
     "models": ("models",),
+    "audit": ("audit", *SHORT, "--tokens", "8", "--places", "1"),
     "eval list": ("eval", "list"),
     "inspect": ("inspect", MODEL),
     "fetch": ("fetch", "--list"),

@@ -1,6 +1,8 @@
 """The public names, each in one line: `__init__.py` loads them on first use from where this table says."""
 
 from .analysis.accounting import count_parameters
+from .analysis.audit import audit
+from .analysis.certificate import Certificate
 from .analysis.network_size import count_network
 from .analysis.planning.estimate import plan
 from .auxiliary.description import Auxiliary
@@ -32,6 +34,7 @@ from .version import __version__
 
 __all__ = [
     "Auxiliary",
+    "Certificate",
     "DivergenceError",
     "InputError",
     "LearnResult",
@@ -52,6 +55,7 @@ __all__ = [
     "Tuned",
     "UnsupportedModelError",
     "__version__",
+    "audit",
     "build",
     "choose_rate",
     "compile",

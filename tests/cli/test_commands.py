@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import forked
 import pytest
@@ -33,6 +33,13 @@ def test_help_lists_the_commands() -> None:
     done = run("--help")
     assert done.returncode == 0
     assert "demo" in done.stdout and "models" in done.stdout
+
+
+def test_help_says_everything_once() -> None:
+    """Commands share the texts of the learning rule's options."""
+    for name, command in commands(app):
+        for option in get_args(get_type_hints(command, include_extras=True).get("learning_rate"))[1:]:
+            assert option.help.count("auto is the default: see") <= 1, name
 
 
 def test_version() -> None:

@@ -38,6 +38,7 @@ BASES: dict[str, list[str] | None] = {
     "plan": ["MODEL", "--tokens", "16"],
     "inspect": ["MODEL", TEXT, *RATE],
     "verify": ["MODEL", TEXT, "--tokens", "8", "--no-theorems", "--preset", "default", *RATE],
+    "audit": ["MODEL", "--file", "TEXTS", "--tokens", "8", "--places", "1", "-o", "OUT", *RATE],
     "rates": ["MODEL", "TEXTS", "-o", "OUT"],
     "models": [],
     "fetch": [],
@@ -165,6 +166,8 @@ def test_texts_in_odd_places(attack: Attack, place: str) -> None:
     for command in ("run", "report", "adapt", "build", "inspect", "verify"):
         words = [word for word in BASES[command] or () if word not in (TEXT, *RATE)]
         attack.check(command, *words, "--file", place)
+    for option in ("--file", "--ids"):
+        attack.check("audit", "MODEL", option, place, "-o", "OUT")
     if place != "MODEL":  # a directory of texts, though there are none in it
         attack.check("eval", "lm", "MODEL", place, *FEW_BLOCKS, "-o", "OUT")
         attack.check("eval", "lm", "MODEL", "wikitext-103", "--data", place, *FEW_BLOCKS, "-o", "OUT")

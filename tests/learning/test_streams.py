@@ -185,3 +185,20 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "state").write_bytes((tmp_path / "state").read_bytes()[:-4] + b"\0\0\0\1")
     with pytest.raises(tint.LoadError, match="damaged or changed"):
         StreamState.load(tmp_path / "state", model)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
+def test_logits_are_those_that_tokens_were_scored_by(loss: Any) -> None:
+    sim, ids = tint.Tint(make_model("gpt2"), make_rule("full", loss=loss)), tokens(2, 20)
+    attended = torch.ones_like(ids)
+    attended[0, 15:] = 0
+    how: dict[str, Any] = {"chunk": CHUNK, "window": WINDOW, "attention_mask": attended}
+    pairs = zip(sim.stream(ids, **how), sim.stream(ids, **how, logits=True), strict=True)
+    for plain, piece in pairs:
+        assert plain.logits is None and piece.logits is not None and torch.equal(plain.token_loss, piece.token_loss)
+        targets = ids.gather(1, piece.columns.clamp(min=0))
+        again = -piece.logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+        torch.testing.assert_close(again[piece.scored], piece.token_loss[piece.scored], rtol=0, atol=1e-12)
+        assert not piece.logits[~piece.scored].any()
+    with pytest.raises(tint.InputError, match="logits"):
+        sim.stream(ids, logits="all")  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import typer
 
 from tintformer.cli import (
     adapt,
+    audit,
     bench,
     build,
     demo,
@@ -46,6 +47,7 @@ app.command("params")(params.params)
 app.command("plan")(plan.plan)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
+app.command("audit")(audit.audit)
 app.command("rates")(rates.rates)
 app.command("models")(models.models)
 app.command("fetch")(fetch.fetch)

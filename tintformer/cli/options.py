@@ -182,7 +182,7 @@ def _with_options(
 
 def _rule_parameters() -> dict[str, inspect.Parameter]:
     """A parameter for the preset and one for each knob, none of them set by default."""
-    texts = attribute_docstrings(LearningRule)
+    texts = dict(attribute_docstrings(LearningRule))  # which all commands share
     texts["learning_rate"] += f" {AUTO} is the default: see `tint rates`."
     kinds: dict[str, Any] = {**get_type_hints(LearningRule), "learning_rate": str, "rates": str, "schedule": str}
     texts["rates"] = f"{texts['rates'].partition(';')[0]}: blocks.0.*=0.1,blocks.1.*=0.5."

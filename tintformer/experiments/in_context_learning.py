@@ -126,7 +126,7 @@ class InContextLearning(Experiment):
         asked = [opened.prompted(unit.seed, example.text) for example in examples]
         calibration = opened.prompted(unit.seed, None)
         try:
-            *scores, empty = self._scorer(unit).scores([*asked, calibration])
+            *scores, empty = self.scorer(unit).scores([*asked, calibration])
         except DivergenceError:  # of an update that all inputs share
             *scores, empty = ([-math.inf] * len(calibration.answers) for _ in (*asked, calibration))
         return {
@@ -139,7 +139,8 @@ class InContextLearning(Experiment):
             "cut": sum(each.num_cut for each in asked),
         }
 
-    def _scorer(self, unit: PromptUnit) -> LabelScorer:
+    def scorer(self, unit: PromptUnit) -> LabelScorer:
+        """What scores the examples of a unit."""
         rule, shown = self.rule(unit.method, unit.rate), self.shots > 0
         if rule is None or (shown and not self.test_text and self.engine == "fast"):
             # Demonstrations alone are learnt from, or nothing at all: one update serves all inputs.

@@ -78,14 +78,12 @@ class LabelScorer:
         yield group
 
     def _batch(self, asked: Sequence[Prompted]) -> list[list[float]]:
-        """One sequence an input where every label word is one token: their logits stand in one place."""
         import torch
 
         words = len(asked[0].answers)
-        short = all(len(answer) == 1 for each in asked for answer in each.answers)
-        sequences = [sequence for each in asked for sequence in (each.sequences[:1] if short else each.sequences)]
+        sequences, short = to_run(asked)
         try:
-            losses, logits = self._predict(sequences, logits=short)
+            losses, logits = self.predict(sequences, logits=short)
         except DivergenceError:
             return [[-math.inf] * words for _ in asked]
         if not short:
@@ -95,8 +93,8 @@ class LabelScorer:
         ids = torch.tensor([[answer[0] for answer in each.answers] for each in asked])
         return logits.double().log_softmax(-1).gather(1, ids.to(logits.device)).tolist()
 
-    def _predict(self, sequences: Sequence[Packed], *, logits: bool) -> tuple[Tensor, Tensor | None]:
-        """The loss of the answer of each sequence, and the logits that predict its first token."""
+    def predict(self, sequences: Sequence[Packed], *, logits: bool) -> tuple[Tensor, Tensor | None]:
+        """The loss of the answer of each sequence, and the logits that predict the tokens of all answers, in order."""
         wanted: Literal["evaluation", "none"] = "evaluation" if logits else "none"
         if isinstance(self.model, InputLearning):
             model = self.model
@@ -112,6 +110,15 @@ class LabelScorer:
         if self.one_context:
             return after_shared(sequences)
         return [sequence.alone() for sequence in sequences] if self.own_segment else sequences
+
+
+def to_run(asked: Sequence[Prompted]) -> tuple[list[Packed], bool]:
+    """The sequences that score all label words, and whether one an input is enough.
+
+    It is where every label word is one token: the logits of all of them stand in one place.
+    """
+    short = all(len(answer) == 1 for each in asked for answer in each.answers)
+    return [sequence for each in asked for sequence in (each.sequences[:1] if short else each.sequences)], short
 
 
 @dataclass(frozen=True, kw_only=True)

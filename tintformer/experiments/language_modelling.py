@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tintformer.auxiliary.description import Auxiliary
+    from tintformer.execution.output import Logits, TintOutput
     from tintformer.learning.rate_search import RatePoint
 
 MAX_SEED = 2**128
@@ -83,16 +84,17 @@ class LanguageModelling(Experiment):
     def settings(self) -> list[float]:
         """The shares: each has rates of its own."""
         for share in self.shares:
-            num_train, length = self._num_train(share), open_language(self).length
+            num_train, length = self.num_train(share), open_language(self).length
             if not 2 <= num_train < length:
                 raise InputError(f"a share of {share:g} trains on {num_train} of {length} tokens; 2 are the least")
         return list(self.shares)
 
-    def _num_train(self, share: float) -> int:
+    def num_train(self, share: float) -> int:
+        """Tokens of a block that a share of it is."""
         return round(share * open_language(self).length)
 
     def num_targets(self, setting: float) -> int:
-        return self._num_train(setting) - 1
+        return self.num_train(setting) - 1
 
     def units(self, setting: float, method: str, rate: float, part: ChosenOn) -> list[LanguageUnit]:
         """A few blocks each, of those that choose rates or of those that are scored."""
@@ -100,7 +102,7 @@ class LanguageModelling(Experiment):
         blocks = opened.tuning if part == "tuning" else opened.scored
         return [
             LanguageUnit(
-                method=method, rate=rate, num_train=self._num_train(setting), blocks=blocks[start : start + AT_ONCE]
+                method=method, rate=rate, num_train=self.num_train(setting), blocks=blocks[start : start + AT_ONCE]
             )
             for start in range(0, len(blocks), AT_ONCE)
         ]
@@ -124,22 +126,26 @@ class LanguageModelling(Experiment):
     def _losses(self, auxiliary: Auxiliary, ids: Tensor, unit: LanguageUnit) -> Tensor:
         import torch
 
-        # The paper's case study "Language Modeling": the first tokens of a block train, the loss of the rest counts.
-        train, rule = (torch.arange(ids.shape[1]) < unit.num_train).expand(ids.shape), self.rule(unit.method, unit.rate)
         try:
-            if rule is None:
-                out = learn_once(auxiliary, None).score(ids, score_mask=~train)
-            else:
-                out = learn_each(auxiliary, rule, self.engine, input_ids=ids, train_mask=train)
+            return self.predict(auxiliary, ids, unit).token_loss[:, unit.num_train :]
         except DivergenceError:
             # A rate that diverges is a result too: the curve of rates must show where it ends.
             return torch.full((len(ids), 1), math.inf)
-        return out.token_loss[:, unit.num_train :]
+
+    def predict(self, auxiliary: Auxiliary, ids: Tensor, unit: LanguageUnit, *, logits: Logits = "none") -> TintOutput:
+        """Learn from the first tokens of blocks, each on its own, and predict the rest."""
+        import torch
+
+        # The paper's case study "Language Modeling": the first tokens of a block train, the loss of the rest counts.
+        train, rule = (torch.arange(ids.shape[1]) < unit.num_train).expand(ids.shape), self.rule(unit.method, unit.rate)
+        if rule is None:
+            return learn_once(auxiliary, None).score(ids, score_mask=~train, logits=logits)
+        return learn_each(auxiliary, rule, self.engine, input_ids=ids, train_mask=train, logits=logits)
 
     def tuning_loss(self, setting: float, results: Sequence[UnitResult]) -> float:
         """Nats per token."""
         nats = [value for each in results for value in each["nats"]]
-        return sum(nats) / len(nats) / (open_language(self).length - self._num_train(setting))
+        return sum(nats) / len(nats) / (open_language(self).length - self.num_train(setting))
 
     def summary(
         self, setting: float, method: str, rate: float, curve: tuple[RatePoint, ...], results: Sequence[UnitResult]
@@ -150,7 +156,7 @@ class LanguageModelling(Experiment):
             rate=rate,
             curve=curve,
             nats=tuple(nats for each in results for nats in each["nats"]),
-            tokens=open_language(self).length - self._num_train(setting),
+            tokens=open_language(self).length - self.num_train(setting),
             words=sum(sum(each["words"]) for each in results),
             bytes=sum(sum(each["bytes"]) for each in results),
         )

@@ -47,9 +47,14 @@ class Run:
         figures = [f"{self.name}-{figure}.png" for figure in _FIGURES[self.kind]]
         return [*figures, *(f"{self.name}.{suffix}" for suffix in _FORMATS)]
 
+    @property
+    def audit_file(self) -> str:
+        """Where its certificates are."""
+        return f"{self.name}-audit.json"
+
     def check_directory(self, directory: Path) -> None:
         """Refuse a directory that could not keep it, before anything is computed."""
-        check_directory(directory, self.files)
+        check_directory(directory, [*self.files, self.audit_file])
         check_directory(directory / "runs", [f"{self.name}.json"])
         check_directory(directory / "records")
 
@@ -141,8 +146,13 @@ def _revived(fields: dict[str, Any]) -> dict[str, Any]:
     return found | {"location": None if location is None else Path(location)}
 
 
-def save_results(run: Run, results: Sequence[Sequence[Any]], directory: Path) -> list[Path]:
-    """Tables in every format and figures, but for those with nothing to show; returns their paths."""
+def save_results(
+    run: Run, results: Sequence[Sequence[Any]], directory: Path, audited: dict[str, Any] | None = None
+) -> list[Path]:
+    """Tables in every format and figures, but for those with nothing to show; returns their paths.
+
+    Certificates stand beside them. An empty record takes those of an earlier run away, None leaves them.
+    """
     tables, done = run.tables(results), list(zip(run.experiments, results, strict=True))
     figures = in_context_figures(done) if run.kind == "icl" else language_figures(done)
     contents = {
@@ -150,7 +160,9 @@ def save_results(run: Run, results: Sequence[Sequence[Any]], directory: Path) ->
         for suffix, method in _FORMATS.items()
     }
     contents |= {f"{run.name}-{name}.png": png for name, png in figures.items() if png}
-    with whole_files(directory, run.files) as folder:
+    if audited:
+        contents = {run.audit_file: (json.dumps(audited, indent=2) + "\n").encode(), **contents}
+    with whole_files(directory, run.files if audited is None else [run.audit_file, *run.files]) as folder:
         for name, content in contents.items():
             (folder / name).write_bytes(content)
     return [directory / name for name in contents]

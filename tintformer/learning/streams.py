@@ -29,7 +29,7 @@ from tintformer.learning.stream_files import read_state, write_state
 from tintformer.learning.tuned import Tuned
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.storage.loading import load
-from tintformer.typed_fields import Range, check_fields
+from tintformer.typed_fields import Range, check_fields, checked
 
 Carry = Literal["none", "recompute", "cache"]
 WINDOW = 1024
@@ -152,6 +152,8 @@ class Piece:
     """Which tokens have been scored: all but padding and the first of a document."""
     columns: Int[Tensor, "B w"]
     """Where each token stands in the batch; -1: padding."""
+    logits: Float[Tensor, "B w V"] | None = field(default=None, repr=False)
+    """What each token was scored by, 0 where none was scored; None unless asked for."""
     state: StreamState = field(repr=False)
     """What has been learnt, this chunk included; it moves on with the stream."""
 
@@ -170,6 +172,7 @@ def read_stream(
     attention_mask: Array | None = None,
     loss_mask: Array | None = None,
     state: StreamState | None = None,
+    logits: bool = False,
 ) -> Iterator[Piece]:
     """Read documents chunk by chunk. Everything is checked here; reading begins with the first piece asked for."""
     auxiliary, rule = engine.auxiliary, engine.rule
@@ -177,13 +180,14 @@ def read_stream(
     attended = torch.ones_like(ids, dtype=torch.bool) if attention_mask is None else _mask(attention_mask, ids)
     learns = torch.ones_like(ids, dtype=torch.bool) if loss_mask is None else mask_of("loss_mask", loss_mask, ids)
     documents = torch.zeros_like(ids) if document_ids is None else numbers_of("document_ids", document_ids, ids)
+    checked("logits", logits, bool, InputError)
     settings = settings.of(auxiliary)
     state = (
         StreamState(auxiliary, rule, settings, len(ids)) if state is None else _continued(state, engine, settings, ids)
     )
     rows = [_parts(documents[row], attended[row], state.pasts[row], settings.chunk) for row in range(len(ids))]
     tokens = _check_lengths(rows, state)
-    return _pieces(engine, ids, learns, rows, state, tokens)
+    return _pieces(engine, ids, learns, rows, state, tokens, logits)
 
 
 def _mask(attention_mask: Array, ids: Tensor) -> Tensor:
@@ -251,6 +255,7 @@ def _pieces(
     rows: Sequence[Sequence[Part]],
     state: StreamState,
     tokens: int,
+    logits: bool,
 ) -> Iterator[Piece]:
     for number in range(max(map(len, rows))):
         parts = [row[number] if number < len(row) else Part() for row in rows]
@@ -260,7 +265,7 @@ def _pieces(
         for part, past in zip(parts, state.pasts, strict=True):
             if part.begins:
                 past.document, past.position, past.last = part.document, 0, []
-        yield _piece(engine, ids, learns, parts, state, tokens)
+        yield _piece(engine, ids, learns, parts, state, tokens, logits)
 
 
 def _piece(
@@ -270,6 +275,7 @@ def _piece(
     parts: Sequence[Part],
     state: StreamState,
     tokens: int,
+    logits: bool,
 ) -> Piece:
     width = max(len(part.columns) for part in parts)
     columns = torch.full((len(ids), width), -1)
@@ -281,15 +287,20 @@ def _piece(
         if not past.last:  # nothing predicts the first token of a document
             scored[row, 0] = False
     token_loss = torch.zeros(columns.shape, dtype=engine_dtype(engine), device=ids.device)
+    predicted = token_loss.new_zeros(*columns.shape, engine.auxiliary.vocabulary_size) if logits else None
     if bool(scored.any()):
         chunk = _chunk(ids, learns, columns, scored, state)
         settings = state.settings
-        losses = engine.read(chunk, state.memory, size=settings.chunk, tokens=tokens, keep=settings.num_kept)
-        token_loss[scored] = losses.to(token_loss.dtype)
+        found = engine.read(
+            chunk, state.memory, size=settings.chunk, tokens=tokens, keep=settings.num_kept, logits=logits
+        )
+        token_loss[scored] = found.losses.to(token_loss.dtype)
+        if predicted is not None and found.logits is not None:
+            predicted[scored] = found.logits.to(predicted.dtype)
     for row, (part, past) in enumerate(zip(parts, state.pasts, strict=True)):
         past.position += len(part.columns)
         past.last = [*past.last, *ids[row, list(part.columns)].tolist()][-state.settings.num_reread :]
-    return Piece(token_loss=token_loss, scored=scored, columns=columns, state=state)
+    return Piece(token_loss=token_loss, scored=scored, columns=columns, logits=predicted, state=state)
 
 
 def engine_dtype(engine: FastEngine) -> torch.dtype:

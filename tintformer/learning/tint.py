@@ -98,6 +98,7 @@ class Tint(Watchable):
         attention_mask: Array | None = None,
         loss_mask: Array | None = None,
         state: StreamState | None = None,
+        logits: bool = False,
     ) -> Iterator[Piece]:
         """Learn while reading: every chunk of a document is scored, then learnt from, by one forward pass.
 
@@ -113,6 +114,7 @@ class Tint(Watchable):
             attention_mask: 0 at padding.
             loss_mask: Restricts what is learnt from, not what is scored.
             state: That of a piece to go on from.
+            logits: Have every piece keep the logits that its tokens were scored by, `[batch, tokens, vocabulary]`.
         """
         if not isinstance(self.engine, FastEngine):
             raise TintError("stream() needs engine='fast': the other engines learn in one pass and keep nothing")
@@ -129,6 +131,7 @@ class Tint(Watchable):
             attention_mask=attention_mask,
             loss_mask=loss_mask,
             state=state,
+            logits=logits,
         )
 
     def adapt(self, input_ids: Array, *, train_mask: Array | None = None, **masks: Unpack[LearningMasks]) -> Tuned:

@@ -42,6 +42,12 @@ Track = Annotated[
         "--track", help="Tell a tracker of progress and results: trackio, wandb, tensorboard, or another of accelerate."
     ),
 ]
+Audit = Annotated[
+    bool,
+    typer.Option(
+        "--audit", help="Also check a sample of the scores for leaks; the certificate stands beside the table."
+    ),
+]
 OUTPUT = Path("tint-eval")
 
 

@@ -63,8 +63,8 @@ def threads_of(jobs: int) -> int:
     return processes.exchange(max(1, torch.get_num_threads() // jobs), {"threads": "counted"})[0]
 
 
-def carry_out(run: Run, output: Path, *, jobs: int, json: bool, track: str | None = None) -> None:
-    """Do what is left of a run, and show and write its tables."""
+def carry_out(run: Run, output: Path, *, jobs: int, json: bool, track: str | None = None, audit: bool = False) -> bool:
+    """Do what is left of a run, and show and write its tables; says whether an audit of it, if any, found no leak."""
     from tintformer.experiments.record_store import RecordStore
     from tintformer.experiments.runner import Runner, process_group
     from tintformer.experiments.tuning import expect_units, run_experiment
@@ -91,8 +91,25 @@ def carry_out(run: Run, output: Path, *, jobs: int, json: bool, track: str | Non
             for experiment in run.experiments:
                 results.append(run_experiment(experiment, runner, workload))
                 tracker.log_results(run, experiment, results[-1])
-    if processes.is_first:
-        show(run, results, output, json=json)
+    if not processes.is_first:
+        return True
+    audited = audit_run(run, results) if audit else {}
+    show(run, results, output, json=json, audited=audited)
+    return audited.get("passed", True)
+
+
+def audit_run(run: Run, results: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """The certificates of a run as a record: a sample of its scores, by all methods at their chosen rates."""
+    from tintformer.experiments.auditing import audit_results
+
+    found = audit_results(run.experiments, results, on_case=lambda name: doing(f"auditing {name}"))
+    return {"run": run.name, **found.record()}
+
+
+def check_audit(passed: bool) -> None:
+    """End with exit code 1 if an audit found a leak."""
+    if not passed:
+        raise typer.Exit(1)
 
 
 def told(workload: Workload) -> UnitProgress:
@@ -116,15 +133,32 @@ def progress_bar(total: int, *, shown: bool) -> Generator[UnitProgress]:
     yield told(workload) if shown else lambda _: None
 
 
-def show(run: Run, results: Sequence[Sequence[Any]], output: Path, *, json: bool) -> None:
+def show(
+    run: Run, results: Sequence[Sequence[Any]], output: Path, *, json: bool, audited: dict[str, Any] | None = None
+) -> None:
     """Write the tables of a run, and print the first of them, which is narrow enough, or everything as JSON."""
     from tintformer.experiments.runs import save_results
 
     tables = run.tables(results)
-    paths = save_results(run, results, output)
+    paths = save_results(run, results, output, audited)
     if json:
         found = [[asdict(result) for result in each] for each in results]
-        print_json({"run": run.name, "results": found, "tables": [asdict(table) for table in tables]})
+        record = {"run": run.name, "results": found, "tables": [asdict(table) for table in tables]}
+        print_json({**record, "audit": audited} if audited else record)
         return
     print_table(tables[0].rows, title=tables[0].title)
+    if audited:
+        _say_audit(audited)
     say(f"wrote {', '.join(path.name for path in paths)} into {output}")
+
+
+def _say_audit(audited: dict[str, Any]) -> None:
+    """The verdict of an audit, and what leaks."""
+    certificates = audited["certificates"]
+    for leak in audited["leaks"]:
+        say(f"audit: LEAK: {leak}")
+    for name in audited["diverged"]:
+        say(f"audit: {name}: not audited, learning diverges")
+    if audited["passed"] and certificates:
+        tolerance = max(each["tolerance"] for each in certificates)
+        say(f"audit: nothing leaks, {len(certificates)} samples, tolerance {tolerance:.3g} nats")

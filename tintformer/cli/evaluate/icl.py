@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from tintformer.cli.evaluate import eval_options as options
-from tintformer.cli.evaluate.eval_run import carry_out, started, threads_of
+from tintformer.cli.evaluate.eval_run import carry_out, check_audit, started, threads_of
 from tintformer.cli.options import Device, Dtype, Json, Model
 from tintformer.cli.rule_setup import check_place
 from tintformer.errors import InputError, brief
@@ -47,6 +47,7 @@ def classification(
     jobs: options.Jobs = 1,
     name: options.Name = None,
     track: options.Track = None,
+    audit: options.Audit = False,
     json: Json = False,
 ) -> None:
     """Learn from demonstrations or from the test input itself, and choose a label word: accuracy by method."""
@@ -94,7 +95,8 @@ def classification(
         usual = "-".join(["icl", Path(model).name, *what, *([protocol] if protocol != "tuned" else [])])
         name, by_length = options.named(name, usual), normalise == "length"
         run = Run(name=name, kind="icl", experiments=tuple(experiments), by_length=by_length)
-        carry_out(run, output, jobs=jobs, json=json, track=track)
+        passed = carry_out(run, output, jobs=jobs, json=json, track=track, audit=audit)
+    check_audit(passed)
 
 
 def _layers_and_steps(text: str, model: str, dtype: str, device: str | None) -> list[tuple[int | None, int]]:

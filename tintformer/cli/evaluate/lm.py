@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tintformer.cli.evaluate import eval_options as options
-from tintformer.cli.evaluate.eval_run import carry_out, started, threads_of
+from tintformer.cli.evaluate.eval_run import carry_out, check_audit, started, threads_of
 from tintformer.cli.options import Device, Dtype, Json, Model
 from tintformer.cli.rule_setup import check_place
 
@@ -41,6 +41,7 @@ def language(
     jobs: options.Jobs = 1,
     name: options.Name = None,
     track: options.Track = None,
+    audit: options.Audit = False,
     json: Json = False,
 ) -> None:
     """Train on the first share of each block of a text, and score the rest: perplexity by method and share.
@@ -75,4 +76,5 @@ def language(
         experiments = (experiment, *compared(experiment, options.names(compare)))
         usual = f"lm-{Path(model).name}-{Path(texts).stem}"
         run = Run(name=options.named(name, usual), kind="lm", experiments=experiments)
-        carry_out(run, output, jobs=jobs, json=json, track=track)
+        passed = carry_out(run, output, jobs=jobs, json=json, track=track, audit=audit)
+    check_audit(passed)

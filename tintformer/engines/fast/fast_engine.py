@@ -99,20 +99,30 @@ class FastEngine:
 
     @undisturbed
     @torch.no_grad()
-    def read(self, chunk: Chunk, memory: Memory, *, size: int, tokens: int, keep: int) -> Float[Tensor, " evaluated"]:
+    def read(
+        self, chunk: Chunk, memory: Memory, *, size: int, tokens: int, keep: int, logits: bool = False
+    ) -> Predictions:
         """Score a chunk of every sequence, then learn from it; `memory` has what earlier chunks have left behind.
 
         `size` is that of a full chunk and `tokens` how many are read before sequences begin anew, on which the form of
         updates depends; `keep` how many keys and values are carried on.
         """
         executor = ReadingExecutor(
-            self.auxiliary, self.rule, chunk, memory, size=size, tokens=tokens, statistics=self.statistics
+            self.auxiliary,
+            self.rule,
+            chunk,
+            memory,
+            size=size,
+            tokens=tokens,
+            statistics=self.statistics,
+            keep_logits=logits,
         )
         walk.train(executor, self.auxiliary, self.rule)
         executor.check_gradients()
         executor.keep(keep)
         assert executor.scores is not None
-        return executor.scores.to(chunk.input_ids.device)
+        home, kept = chunk.input_ids.device, executor.kept_logits
+        return Predictions(losses=executor.scores.to(home), logits=None if kept is None else torch.cat(kept).to(home))
 
     def _result(
         self, executor: FastExecutor, x: Tensor, logits_at: Tensor | None, x_before: Tensor | None = None

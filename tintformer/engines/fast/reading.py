@@ -66,6 +66,7 @@ class ReadingExecutor(FastExecutor):
         size: int,
         tokens: int,
         statistics: Mapping[Weight, Tensor] | None = None,
+        keep_logits: bool = False,
     ):
         """`tokens`: how many are read before the sequences begin anew, on which the form of updates depends."""
         super().__init__(
@@ -80,6 +81,8 @@ class ReadingExecutor(FastExecutor):
         self.memory, self.size, self.tokens = memory, size, tokens
         self.scores: Float[Tensor, " evaluated"] | None = None
         """Losses in row-major order of `Batch.evaluation_positions`."""
+        self.kept_logits: list[Float[Tensor, "rows V"]] | None = [] if keep_logits else None
+        """What those losses were computed from, in the same order; None unless asked for."""
 
     def training_part(self, x: Tensor) -> Tensor:
         return x  # all of it is scored
@@ -106,11 +109,15 @@ class ReadingExecutor(FastExecutor):
     ) -> tuple[Float[Tensor, " rows"], Float[Tensor, "trained D"]]:
         """Losses of all rows and gradients of those that train, from the same logits."""
         if self.rule.loss != "cross_entropy":
+            if self.kept_logits is not None:
+                self.kept_logits += [self.logits(rows[part]) for part in self._chunks(len(rows))]
             return self.losses(rows, targets), self._gradients(rows[trained], targets[trained])
         losses, gradients = torch.empty(len(rows), dtype=self.wide, device=rows.device), torch.empty_like(rows)
         weight = self.auxiliary.head.weight.read()
         for part in self._chunks(len(rows)):
             logits = self.logits(rows[part])
+            if self.kept_logits is not None:
+                self.kept_logits.append(logits.clone())
             logits -= logits.amax(-1, keepdim=True)
             at_targets = logits.gather(1, targets[part, None])[:, 0]
             total = logits.exp_().sum(-1, keepdim=True)
