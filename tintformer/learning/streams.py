@@ -233,7 +233,9 @@ def _check_lengths(rows: Sequence[Sequence[Part]], state: StreamState) -> int:
             length = len(part.columns) if part.begins else length + len(part.columns)
             longest = max(longest, length)
     auxiliary, settings = state.auxiliary, state.settings
-    reach = min(longest, settings.window or longest) if settings.carry != "cache" else longest
+    # Rotary positions and ALiBi see distances alone, which the window bounds.
+    goes_on = settings.carry == "cache" and auxiliary.learned_positions
+    reach = longest if goes_on else min(longest, settings.window or longest)
     limit = auxiliary.max_positions
     # The last token of a document is a target alone, and is never read.
     if limit is not None and reach - 1 > limit:

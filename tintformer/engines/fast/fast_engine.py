@@ -108,8 +108,11 @@ class FastEngine:
         executor = ReadingExecutor(
             self.auxiliary, self.rule, chunk, memory, size=size, tokens=tokens, statistics=self.statistics
         )
-        walk.train(executor, self.auxiliary, self.rule)
-        executor.check_gradients()
+        if self.rule.rate:
+            walk.train(executor, self.auxiliary, self.rule)
+            executor.check_gradients()
+        else:  # nothing would move
+            executor.score(walk.forward_pass(executor, self.auxiliary))
         executor.keep(keep)
         assert executor.scores is not None
         return executor.scores.to(chunk.input_ids.device)
