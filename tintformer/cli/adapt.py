@@ -84,8 +84,7 @@ def train_and_save(
     from tintformer.learning.tuned import Tuned
 
     rule, choice = choose_rule(options, auxiliary, input_ids, train, together=True, attention_mask=attended)
-    divided_by = {} if statistics is None else {"statistics": statistics}
-    tuned = Tint(auxiliary, rule, **divided_by).adapt(input_ids, train_mask=train, attention_mask=attended)
+    tuned = Tint(auxiliary, rule, statistics=statistics).adapt(input_ids, train_mask=train, attention_mask=attended)
     held_out = attended & ~train
     doing("scoring before and after")
     before, after = (

@@ -75,4 +75,4 @@ def statistics(
         print_json(record)
         return
     say(f"{auxiliary.name}: {found.chunks} chunks of {chunk} tokens, {len(found.tensors)} parameters")
-    say(f"wrote {output} ({record['bytes'] / 1e6:.1f} MB); use it with --optimizer rms --statistics {output}")
+    say(f"wrote {output} ({output.stat().st_size / 1e6:.1f} MB); use it with --optimizer rms --statistics {output}")

@@ -77,7 +77,7 @@ class TextStream:
             "documents": [_hash(document.input_ids) for document in self.documents],
             "statistics": None if found is None else _hash_tensors(found),
         }
-        self._learner = Tint(auxiliary, rule, **({} if found is None else {"statistics": found}))
+        self._learner = Tint(auxiliary, rule, statistics=found)
         # No optimiser: at a rate of 0 there is nothing that one could do.
         self._plain = Tint(auxiliary, LearningRule(learning_rate=0.0))
         self._state: StreamState | None = None
