@@ -102,7 +102,16 @@ class Part:
 
 
 class StreamState:
-    """What has been learnt and read so far, row by row. It moves on with the stream; `save` keeps it as it is now."""
+    """What has been learnt and read so far, row by row. It moves on with the stream; `save` keeps it as it is now.
+
+    A `Piece` has it, and `StreamState.load` reads one back.
+
+    Args:
+        auxiliary: The model whose stream it is.
+        rule: The rule by which it learns.
+        settings: How documents are cut.
+        num_rows: Rows of the batch.
+    """
 
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule, settings: StreamSettings, num_rows: int):
         self.auxiliary, self.rule, self.settings = auxiliary, rule, settings
@@ -114,7 +123,11 @@ class StreamState:
         return len(self.pasts)
 
     def tuned(self, row: int = 0) -> Tuned:
-        """The model with what one row has learnt."""
+        """The model with what one row has learnt.
+
+        Args:
+            row: Its number in the batch.
+        """
         if not 0 <= row < self.num_rows:
             raise InputError(f"row={row} but the stream has {self.num_rows} rows, numbered from 0")
         updates, learnt = Updates(), self.memory.updates
@@ -124,21 +137,38 @@ class StreamState:
         return Tuned(self.auxiliary, self.rule, updates)
 
     def updates(self, row: int = 0) -> dict[str, Tensor]:
-        """What one row has learnt: the update of every trainable parameter, by Hugging Face name."""
+        """What one row has learnt: the update of every trainable parameter, by Hugging Face name.
+
+        Args:
+            row: Its number in the batch.
+        """
         return self.tuned(row).updates()
 
     def to_hf(self, row: int = 0) -> Any:
-        """A plain Hugging Face model with what one row has learnt."""
+        """A plain Hugging Face model with what one row has learnt.
+
+        Args:
+            row: Its number in the batch.
+        """
         return self.tuned(row).to_hf()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as safetensors; a stream that goes on from there goes on bit by bit as this one does."""
+        """Write it as safetensors; a stream that goes on from there goes on bit by bit as this one does.
+
+        Args:
+            path: The file.
+        """
         self.auxiliary.require_unchanged()
         write_state(Path(path), self)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Any) -> StreamState:
-        """Read a state back onto the model whose stream has left it; any other base is refused."""
+        """Read a state back onto the model whose stream has left it; any other base is refused.
+
+        Args:
+            path: A file that `save` or `tint stream --state` has written.
+            model: What `load` takes.
+        """
         return read_state(Path(path), load(model))
 
 
