@@ -132,9 +132,10 @@ def progress(reading: TextStream) -> Callable[[TextStream], None]:
         seconds = max(time.monotonic() - began, 1e-9)
         before, after = (_perplexity(loss) for loss in now.losses())
         speed = (now.tokens_read - reading.resumed_at) / seconds
+        # What is looked for comes first: a narrow terminal cuts the rest.
         doing(
-            f"{now.tokens_read} of {now.num_tokens} tokens, {speed:.0f} tokens/s, perplexity {after:.2f}, "
-            f"{before:.2f} as it is ({after / before - 1:+.1%})",
+            f"{speed:.0f} tokens/s, perplexity {after / before - 1:+.1%} ({before:.2f} -> {after:.2f}), "
+            f"{now.tokens_read} of {now.num_tokens} tokens",
             now.tokens_read / now.num_tokens,
         )
 

@@ -78,6 +78,8 @@ class DocumentStreams(Experiment):
         require_within("seed", self.seed, 0, MAX_SEED)
         if self.engine != "fast":
             raise InputError(f"engine={self.engine!r} keeps nothing from chunk to chunk; streams need engine='fast'")
+        if self.statistics is not None and "rms" not in self.methods:
+            raise InputError("statistics are for the method rms, which is not among the methods; leave them out")
         if self.tuning < 1 and (self.tunes or self.collects):
             raise InputError("rates, and what rms divides by, come from tuning documents; give at least one")
 
@@ -254,6 +256,8 @@ def open_streams(experiment: DocumentStreams) -> OpenStreams:
     longest = torch.tensor([max(ids, key=len)])
     how = {"chunk": settings.chunk, "window": settings.window, "carry": settings.carry}
     Tint(model.auxiliary, LearningRule(learning_rate=0.0)).stream(longest, **how)  # type: ignore[arg-type]
+    if experiment.statistics is not None:
+        file_statistics(experiment.statistics, model)
     order = np.random.default_rng(experiment.seed).permutation(len(ids)).tolist()
     scored = order[tuning:] if experiment.scored is None else order[tuning:][: experiment.scored]
     return OpenStreams(
@@ -333,11 +337,11 @@ def statistics_of(experiment: DocumentStreams) -> GradientStatistics:
     """What `rms` divides by: a file's, or those of the tuning documents, which are never scored."""
     import torch
 
-    from tintformer.learning.gradient_statistics import GradientStatistics, collect_statistics
+    from tintformer.learning.gradient_statistics import collect_statistics
 
     opened = open_streams(experiment)
     if experiment.statistics is not None:
-        return GradientStatistics.load(Path(experiment.statistics), opened.model.auxiliary)
+        return file_statistics(experiment.statistics, opened.model)
     rule: Any = experiment.rule("rms", 1.0)
     documents = [opened.ids[at] for at in opened.tuning]
     numbers = [number for number, ids in enumerate(documents) for _ in ids]
@@ -350,6 +354,14 @@ def statistics_of(experiment: DocumentStreams) -> GradientStatistics:
         carry=opened.settings.carry,
         document_ids=torch.tensor([numbers]),
     )
+
+
+@lru_cache(maxsize=1)
+def file_statistics(path: str, model: OpenModel) -> GradientStatistics:
+    """Those of a file, if they are the model's."""
+    from tintformer.learning.gradient_statistics import GradientStatistics
+
+    return GradientStatistics.load(Path(path), model.auxiliary)
 
 
 @lru_cache(maxsize=4)

@@ -66,6 +66,7 @@ class GradientStatistics:
     base: str
     """Hash of the model's weights."""
     base_name: str
+    """What the model was called."""
     gradient: Mapping[str, Any]
     """The knobs of the rule that decide what a gradient is."""
     chunk: int
@@ -110,39 +111,42 @@ class GradientStatistics:
         """
         auxiliary = load(model)
         found = _read(Path(path))
-        found.check_base(auxiliary, str(path))
-        found.check_tensors(auxiliary, str(path))
+        _check_base(found, auxiliary, str(path))
+        _check_tensors(found, auxiliary, str(path))
         return found
 
-    def check_base(self, auxiliary: Auxiliary, source: str = "statistics") -> None:
-        """Refuse another model."""
-        if self.base != base_hash(auxiliary):
-            raise LoadError(
-                f"{source}: statistics of another model ({self.base_name!r:.80}), not of {auxiliary.name} as it is "
-                "loaded here; collect them on this one with `tint statistics`"
+
+def _check_base(found: GradientStatistics, auxiliary: Auxiliary, source: str = "statistics") -> None:
+    """Refuse another model."""
+    if found.base != base_hash(auxiliary):
+        raise LoadError(
+            f"{source}: statistics of another model ({found.base_name!r:.80}), not of {auxiliary.name} as it is "
+            "loaded here; collect them on this one with `tint statistics`"
+        )
+
+
+def _check_rule(found: GradientStatistics, rule: LearningRule) -> None:
+    """Refuse a rule whose gradients are others; one of fewer layers has the same."""
+    for name in GRADIENT:
+        collected, wanted = found.gradient.get(name), getattr(rule, name)
+        if name == "layers":
+            if collected is not None and (wanted is None or wanted > collected):
+                raise RuleError(f"the statistics are of the top {collected} blocks alone; collect them for all")
+        elif collected != wanted:
+            raise RuleError(
+                f"the statistics were collected with {name}={collected!r:.40}, and the rule has {wanted!r}; "
+                "collect them by the same rule"
             )
 
-    def check_rule(self, rule: LearningRule) -> None:
-        """Refuse a rule whose gradients are others; one of fewer layers has the same."""
-        for name in GRADIENT:
-            collected, wanted = self.gradient.get(name), getattr(rule, name)
-            if name == "layers":
-                if collected is not None and (wanted is None or wanted > collected):
-                    raise RuleError(f"the statistics are of the top {collected} blocks alone; collect them for all")
-            elif collected != wanted:
-                raise RuleError(
-                    f"the statistics were collected with {name}={collected!r:.40}, and the rule has {wanted!r}; "
-                    "collect them by the same rule"
-                )
 
-    def check_tensors(self, auxiliary: Auxiliary, source: str) -> None:
-        """Refuse what no collection leaves."""
-        parameters = {name: data for name, (data, _) in placed_parameters(auxiliary.model).items()}
-        for name, values in self.tensors.items():
-            if name not in parameters or parameters[name].shape != values.shape or not values.is_floating_point():
-                raise LoadError(f"{source}: {name!r:.120} does not fit a parameter of {auxiliary.name}")
-            if not is_finite(values) or bool((values < 0).any()):
-                raise LoadError(f"{source}: {name!r:.120} holds what is no root of a mean square; collect them anew")
+def _check_tensors(found: GradientStatistics, auxiliary: Auxiliary, source: str) -> None:
+    """Refuse what no collection leaves."""
+    parameters = {name: data for name, (data, _) in placed_parameters(auxiliary.model).items()}
+    for name, values in found.tensors.items():
+        if name not in parameters or parameters[name].shape != values.shape or not values.is_floating_point():
+            raise LoadError(f"{source}: {name!r:.120} does not fit a parameter of {auxiliary.name}")
+        if not is_finite(values) or bool((values < 0).any()):
+            raise LoadError(f"{source}: {name!r:.120} holds what is no root of a mean square; collect them anew")
 
 
 def _read(path: Path) -> GradientStatistics:
@@ -165,14 +169,17 @@ def _read(path: Path) -> GradientStatistics:
     for name, tensor in tensors.items():
         checksum.add(name, tensor)
     checksum.check(path)
-    chunks = read_object(metadata, "chunks", path)
+    chunks, gradient = read_object(metadata, "chunks", path), read_object(metadata, "gradient", path)
+    size, number, layers = chunks.get("size"), chunks.get("number"), gradient.get("layers")
+    if not isinstance(size, int) or not isinstance(number, int) or not isinstance(layers, int | None):
+        raise LoadError(f"{path}: its metadata are none that a collection leaves; collect them anew")
     return GradientStatistics(
         tensors=tensors,
         base=metadata["base"],
         base_name=metadata["base_name"],
-        gradient=read_object(metadata, "gradient", path),
-        chunk=int(chunks.get("size", 0)),
-        chunks=int(chunks.get("number", 0)),
+        gradient=gradient,
+        chunk=size,
+        chunks=number,
     )
 
 
@@ -183,10 +190,10 @@ def settle_statistics(statistics: Any, auxiliary: Auxiliary, rule: LearningRule)
     if isinstance(statistics, str | os.PathLike):
         statistics = GradientStatistics.load(statistics, auxiliary)
     elif isinstance(statistics, GradientStatistics):
-        statistics.check_base(auxiliary)
+        _check_base(statistics, auxiliary)
     if isinstance(statistics, GradientStatistics):
         if rule.optimizer == "rms":  # of another optimiser the engine says that it wants none
-            statistics.check_rule(rule)
+            _check_rule(statistics, rule)
         return statistics.tensors
     if not isinstance(statistics, Mapping) or not all(isinstance(each, Tensor) for each in statistics.values()):
         raise InputError(

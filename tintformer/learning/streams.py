@@ -120,6 +120,7 @@ class StreamState:
 
     @property
     def num_rows(self) -> int:
+        """Rows of the batch."""
         return len(self.pasts)
 
     def tuned(self, row: int = 0) -> Tuned:
