@@ -181,6 +181,15 @@ def save_record(folder: Path, version: int) -> None:
         RecordStore(folder).save({"number": number}, {"value": number})
 
 
+def save_state(folder: Path, version: int) -> None:
+    """What a stream has left."""
+    import tintformer as tint
+
+    sim = tint.Tint(MODEL, tint.LearningRule(learning_rate=float(RATES[version])))
+    *_, last = sim.stream([list(range(2, 40))], chunk=8)
+    last.state.save(folder / "state")
+
+
 def save_study(folder: Path, version: int) -> None:
     from tintbench.results import save_json, save_markdown
 
@@ -197,6 +206,7 @@ IT = ("--name", "it")
 RATE = ("--learning-rate", "RATE")
 SHORT = (MODEL, "--file", SHORT_FILE)
 LM = ("--length", "16", "--blocks", "2", "--tuning", "1")
+STREAM = ("--documents", "blocks", "--length", "32", "--chunk", "8", "--scored", "2", "--tuning", "1")
 ICL = ("--tests", "4", "--tuning", "2", "--seeds", "0")
 FEW_PLACES = ("--tokens", "8", "--places", "1")
 MR = ("--model", "nano-llama", "--data", TASKS, "--tasks", "mr", *ICL)
@@ -209,11 +219,18 @@ WRITERS = (
     Writer("demo", demo),
     Writer("rates", measure_rates, atomic=True),
     Writer("inspect", lambda folder, version: tint("inspect", *((MODEL,) * version), "--figures", folder / "figures")),
+    Writer("stream", command("stream", *SHORT, *RATE, "--chunk", "8", "-o", "OUT/stream")),
+    Writer(
+        "statistics",
+        lambda folder, version: tint("statistics", *SHORT, "--chunk", 8 + version, "-o", folder / "statistics"),
+        atomic=True,
+    ),
     Writer("sweep", command("sweep", *SHORT, *RATE, *IT, "-o", "OUT"), group=of_evaluation),
     Writer("bench", command("bench", *QUICK, "-o", "OUT"), repeatable=False),
     Writer("audit", command("audit", *SHORT, *RATE, *FEW_PLACES, "-o", "OUT/certificate.json"), atomic=True),
     Writer("eval lm", evaluation("lm", MODEL, TEXT_FILE, *LM, "--shares", "0.5", *IT), group=of_evaluation),
     Writer("eval icl", evaluation("icl", MODEL, "sst2", "--data", TASKS / "sst2", *ICL, *IT), group=of_evaluation),
+    Writer("eval stream", evaluation("stream", MODEL, TEXT_FILE, *STREAM, *IT), group=of_evaluation),
     Writer("eval table", table_again, group=of_evaluation),
     Writer("eval table-lm", evaluation("table-lm", "--model", MODEL, "--data", TEXT_FILE, *LM), group=of_evaluation),
     Writer("eval table-icl", evaluation("table-icl", *MR), group=of_evaluation),
@@ -230,6 +247,7 @@ WRITERS = (
     Writer("Simulator.save_pretrained", save_simulator),
     Writer("Network.save_pretrained", save_network),
     Writer("TintForCausalLM.save_pretrained", save_transformers_model),
+    Writer("StreamState.save", save_state, atomic=True),
     Writer("RecordStore.save", save_record, group=alone, atomic=True),
     Writer("tintbench studies", save_study, group=alone, atomic=True),
 )

@@ -21,7 +21,9 @@ from .experiments.sweep import SweepResult, sweep
 from .integrations.transformers.cache import TintCache
 from .integrations.transformers.config import TintConfig
 from .integrations.transformers.model import TintForCausalLM
+from .learning.gradient_statistics import GradientStatistics, collect_statistics
 from .learning.rate_selection import choose_rate
+from .learning.streams import Piece, StreamState
 from .learning.tint import Tint
 from .learning.tuned import Tuned
 from .network.network import Network, compile
@@ -36,14 +38,17 @@ __all__ = [
     "Auxiliary",
     "Certificate",
     "DivergenceError",
+    "GradientStatistics",
     "InputError",
     "LearnResult",
     "LearningRule",
     "LoadError",
     "Network",
     "NonFiniteError",
+    "Piece",
     "RuleError",
     "Simulator",
+    "StreamState",
     "SweepResult",
     "Tint",
     "TintCache",
@@ -58,6 +63,7 @@ __all__ = [
     "audit",
     "build",
     "choose_rate",
+    "collect_statistics",
     "compile",
     "count_network",
     "count_parameters",

@@ -25,12 +25,15 @@ from tintformer.cli.app import app
 RATE = ["--learning-rate", "1e-4"]
 ONE = ["--methods", "auxiliary"]
 FEW_BLOCKS = ["--length", "32", "--blocks", "2", "--tuning", "1", *RATE, *ONE]
+FEW_DOCUMENTS = ["--length", "32", "--scored", "2", "--tuning", "1", *RATE, *ONE]
 FEW_TESTS = ["--tests", "2", "--tuning", "2", "--seeds", "0", *RATE, *ONE]
 BASES: dict[str, list[str] | None] = {
     "demo": None,  # takes an output alone, which test_bad_input_commands.py attacks
     "run": ["MODEL", TEXT, *RATE],
     "report": ["MODEL", TEXT, "--no-cosine", "-o", "OUT", *RATE],
     "adapt": ["MODEL", TEXT, "-o", "OUT", *RATE],
+    "stream": ["MODEL", TEXT, "--chunk", "16", "-o", "OUT", *RATE],
+    "statistics": ["MODEL", TEXT, "--chunk", "16", "-o", "OUT"],
     "sweep": ["MODEL", TEXT, "-o", "OUT", *RATE],
     "build": ["MODEL", "-o", "OUT", *RATE],
     "export": None,  # a graph takes seconds to make; test_export_command.py
@@ -46,6 +49,7 @@ BASES: dict[str, list[str] | None] = {
     "lm-eval": None,  # its options are the harness's
     "eval lm": ["MODEL", "TEXTS", "--shares", "0.5", "-o", "OUT", *FEW_BLOCKS],
     "eval icl": ["MODEL", "TASK", "-o", "OUT", *FEW_TESTS],
+    "eval stream": ["MODEL", "TEXTS", "-o", "OUT", "--documents", "blocks", "--chunk", "16", *FEW_DOCUMENTS],
     "eval table": ["OUT"],
     "eval list": [],
     "eval table-lm": ["--model", "MODEL", "--data", "TEXTS", "-o", "OUT", *FEW_BLOCKS],

@@ -16,7 +16,12 @@ import tintformer
 from tintformer.experiments.code_version import COMPUTES, DECIDES_NOTHING, code_version, computes, source_hash
 
 PACKAGE = Path(tintformer.__file__).parent
-UNITS = ("experiments.language_modelling", "experiments.in_context_learning", "experiments.text_sweep")
+UNITS = (
+    "experiments.language_modelling",
+    "experiments.in_context_learning",
+    "experiments.text_sweep",
+    "experiments.document_streams",
+)
 """Whose `run` runs a unit."""
 
 

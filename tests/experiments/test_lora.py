@@ -281,7 +281,7 @@ def test_divergence_is_reported() -> None:
         learn(auxiliary, Lora(learning_rate=1e37, steps=3), **batch)
     with pytest.raises(tint.DivergenceError, match="contains NaN or infinity"):
         learn_each(auxiliary, Lora(learning_rate=1e37), **batch)
-    adapters = module._Adapters(auxiliary, LORA)
+    adapters = module.Adapters(auxiliary, LORA)
     adapters.initial[0][0, 0] = torch.nan
     with pytest.raises(tint.DivergenceError, match=r"the update of model\.layers\.0\S+ .* after step 2 of 2"):
         adapters.train([])

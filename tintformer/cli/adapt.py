@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tintformer.cli.options import Device, Dtype, Json, Model, RuleOptions, Text, with_rule_options
+from tintformer.cli.options import Device, Dtype, Json, Model, RuleOptions, Statistics, Text, with_rule_options
 from tintformer.cli.rule_setup import (
     choose_rule,
     losses_record,
@@ -33,6 +33,7 @@ def adapt(
     text: Text = None,
     *,
     rule: RuleOptions,
+    statistics: Statistics = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the update (safetensors).")],
     file: Annotated[
         list[Path] | None, typer.Option(help="Read the text from a file; repeat it for several texts, learnt together.")
@@ -59,7 +60,9 @@ def adapt(
     with warnings_as_lines():
         auxiliary, tokenizer = open_model(model, dtype, device), find_tokenizer(model)
         input_ids, attended = pad([encode(tokenizer, content) for content in contents])
-        record = train_and_save(auxiliary, rule, input_ids, attended, training_part(attended, split), output)
+        record = train_and_save(
+            auxiliary, rule, input_ids, attended, training_part(attended, split), output, statistics
+        )
     if json:
         print_json(record)
     else:
@@ -73,6 +76,7 @@ def train_and_save(
     attended: torch.Tensor,
     train: torch.Tensor,
     output: Path,
+    statistics: Path | None = None,
 ) -> dict[str, Any]:
     """Learn one update from all rows, write it, and say how the loss changed: of what is held out, or else of all."""
     from tintformer.execution.output import warn_of_perplexities
@@ -80,7 +84,7 @@ def train_and_save(
     from tintformer.learning.tuned import Tuned
 
     rule, choice = choose_rule(options, auxiliary, input_ids, train, together=True, attention_mask=attended)
-    tuned = Tint(auxiliary, rule).adapt(input_ids, train_mask=train, attention_mask=attended)
+    tuned = Tint(auxiliary, rule, statistics=statistics).adapt(input_ids, train_mask=train, attention_mask=attended)
     held_out = attended & ~train
     doing("scoring before and after")
     before, after = (

@@ -23,6 +23,8 @@ from tintformer.cli import (
     rates,
     report,
     run,
+    statistics,
+    stream,
     sweep,
     verify,
 )
@@ -40,6 +42,8 @@ app.command("demo")(demo.demo)
 app.command("run")(run.run)
 app.command("report")(report.report)
 app.command("adapt")(adapt.adapt)
+app.command("stream")(stream.stream)
+app.command("statistics")(statistics.statistics)
 app.command("sweep")(sweep.sweep)
 app.command("build")(build.build)
 app.command("export")(export.export)

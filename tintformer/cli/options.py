@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from functools import wraps
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -37,6 +38,15 @@ TokensOption = Annotated[
     int | None, typer.Option("--tokens", min=4, help="Use at most so many tokens of the text; all by default.")
 ]
 Text = Annotated[str | None, typer.Argument(help="The text; - reads standard input.", show_default=False)]
+Statistics = Annotated[
+    Path | None,
+    typer.Option(
+        "--statistics",
+        help="What --optimizer rms divides by: a file of `tint statistics`.",
+        show_default=False,
+        rich_help_panel="Learning rule",
+    ),
+]
 SIMULATOR_PANEL = "Simulator"
 
 

@@ -14,6 +14,7 @@ from tintformer.cli.options import (
     Json,
     Model,
     RuleOptions,
+    Statistics,
     Text,
     TokensOption,
     given_names,
@@ -46,6 +47,7 @@ def run(
     *,
     rule: RuleOptions,
     knobs: dict[str, Any],
+    statistics: Statistics = None,
     file: Annotated[Path | None, typer.Option(help="Read the text from a file; - is standard input.")] = None,
     train_fraction: Annotated[
         float | None, typer.Option(help=f"Share of the text that is trained on; {TRAIN_FRACTION} by default.")
@@ -70,6 +72,8 @@ def run(
 
     split = Split(train_fraction=train_fraction, train_tokens=train_tokens)
     rule.build()
+    if statistics is not None:
+        knobs = {**knobs, "statistics": statistics}
     if adapted is None:
         _check_knobs(engine, knobs)
     else:

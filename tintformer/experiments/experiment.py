@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tintformer.errors import InputError, brief
-from tintformer.experiments.methods import METHODS, Adaptation, find_methods
+from tintformer.experiments.methods import METHODS, Adaptation, Method, find_methods
 from tintformer.experiments.record_store import UnitResult
 from tintformer.learning.engine_registry import ENGINES
 from tintformer.typed_fields import check_fields
@@ -43,6 +43,9 @@ def require_within(name: str, value: int | None, least: int, most: int = MAX_COU
 class Experiment(ABC):
     """One model by several methods, each at the rate that is best on data of its own."""
 
+    table: ClassVar[Mapping[str, Method]] = METHODS
+    """All methods that it can compare, by name."""
+
     model: str
     location: Path | None = None
     """Where the data are, instead of where the description says."""
@@ -62,7 +65,7 @@ class Experiment(ABC):
 
     def __post_init__(self) -> None:
         check_fields(self, InputError)
-        find_methods(self.methods)
+        self.compared()
         for name, given in (("methods", self.methods), ("rates", self.rates)):
             if given is not None and not given:
                 raise InputError(f"there are no {name}; give one at least")
@@ -72,6 +75,10 @@ class Experiment(ABC):
         require_within("steps", self.steps, 1, MAX_STEPS)
         if self.engine not in ENGINES:
             raise InputError(f"engine={brief(self.engine)} is unknown; choose one of {', '.join(ENGINES)}")
+
+    def compared(self) -> dict[str, Method]:
+        """The methods that it compares, in the order in which they are done."""
+        return find_methods(self.methods, self.table)
 
     @property
     def hardware(self) -> dict[str, Any]:
@@ -86,11 +93,11 @@ class Experiment(ABC):
 
     def rule(self, method: str, rate: float) -> Adaptation | None:
         """How a method learns in this experiment; None for one that does not."""
-        return METHODS[method].rule(rate, layers=self.layers, steps=self.steps)
+        return self.table[method].rule(rate, layers=self.layers, steps=self.steps)
 
     def check_rules(self, num_blocks: int) -> None:
         """Refuse what no rule can be made of, before anything is computed."""
-        for method in find_methods(self.methods):
+        for method in self.compared():
             if (rule := self.rule(method, 0.0)) is not None:
                 rule.num_trained(num_blocks)
 

@@ -21,6 +21,7 @@ from tintformer.typed_fields import Range, check_fields
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.optim import Adam
 
     from tintformer.auxiliary.description import Auxiliary
     from tintformer.auxiliary.ops import Weight
@@ -74,7 +75,7 @@ def learn(auxiliary: Auxiliary, lora: Lora, batch: Batch) -> Tuned:
     """One update from all sequences, the losses of their targets summed, as `Tint.adapt` learns."""
     from tintformer.learning.tuned import Tuned
 
-    updates = _Adapters(auxiliary, lora).train(_examples(batch, range(len(batch.input_ids))))
+    updates = Adapters(auxiliary, lora).train(_examples(batch, range(len(batch.input_ids))))
     return Tuned(auxiliary, lora.rule, updates)
 
 
@@ -84,7 +85,7 @@ def learn_each(auxiliary: Auxiliary, lora: Lora, batch: Batch, *, logits: Logits
     from tintformer.execution.output import TintOutput, positions_of
 
     wanted = positions_of(logits, batch)
-    adapters = _Adapters(auxiliary, lora)
+    adapters = Adapters(auxiliary, lora)
     updates = _one_a_row([adapters.train(_examples(batch, [row])) for row in range(len(batch.input_ids))])
     return TintOutput.of(batch, FastEngine(auxiliary, lora.rule).score(batch, updates, logits_at=wanted))
 
@@ -150,7 +151,7 @@ def _padded(examples: Iterable[_Examples]) -> Iterator[_Examples]:
         yield together()
 
 
-class _Adapters:
+class Adapters:
     """A private copy of the model with adapters; all other tensors are shared with the auxiliary."""
 
     def __init__(self, auxiliary: Auxiliary, lora: Lora):
@@ -169,21 +170,26 @@ class _Adapters:
         """What the examples teach, their losses summed; every call starts from the same adapters."""
         import torch
 
-        with torch.no_grad():
-            for parameter, initial in zip(self.parameters, self.initial, strict=True):
-                parameter.copy_(initial)
-        groups = list(_padded(examples))
-        adam = torch.optim.Adam(self.parameters, lr=self.lora.learning_rate)
+        adam, groups = self.restart(), list(_padded(examples))
         for step in range(self.lora.steps):
             adam.zero_grad()
             for group in groups:
                 with torch.enable_grad():
                     loss = self._loss(group)
                 if not math.isfinite(loss.item()):
-                    raise self._divergence("the training loss", step)
+                    raise self.divergence("the training loss", step)
                 loss.backward()
             adam.step()
         return self._updates()
+
+    def restart(self) -> Adam:
+        """The adapters as they were made, and an optimiser that has seen nothing."""
+        import torch
+
+        with torch.no_grad():
+            for parameter, initial in zip(self.parameters, self.initial, strict=True):
+                parameter.copy_(initial)
+        return torch.optim.Adam(self.parameters, lr=self.lora.learning_rate)
 
     def _loss(self, examples: _Examples) -> Tensor:
         """Summed over the targets; the head sees no other position, because logits of all of them would be large."""
@@ -215,7 +221,7 @@ class _Adapters:
             layer = self.model.get_submodule(_module(weight))
             first, second = (matrices[ADAPTER].weight.detach() for matrices in (layer.lora_A, layer.lora_B))
             if not bool(torch.isfinite(first.sum() + second.sum())):
-                raise self._divergence(f"the update of {weight.name}", self.lora.steps)
+                raise self.divergence(f"the update of {weight.name}", self.lora.steps)
             # Adapters are linears `[out, in]` whatever the orientation of the weight.
             rows = replace(weight, source=second, transposed=False).read()
             x, g = (factor[None].to(self.dtype, copy=True) for factor in (first, rows.mT))
@@ -223,7 +229,7 @@ class _Adapters:
             updates.matrices[weight] = MatrixUpdate(dual=True, keep=True, factors=[factors])
         return updates
 
-    def _divergence(self, where: str, step: int) -> DivergenceError:
+    def divergence(self, where: str, step: int) -> DivergenceError:
         when = f" after step {step} of {self.lora.steps}" if step else ""
         return DivergenceError.at(where, self.lora.learning_rate, when)
 

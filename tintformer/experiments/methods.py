@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -65,16 +65,16 @@ METHODS = {
 tested, so the fast one does it unless another is asked for. LoRA is trained by autograd whatever the engine."""
 
 
-def find_methods(names: tuple[str, ...]) -> dict[str, Method]:
+def find_methods(names: tuple[str, ...], table: Mapping[str, Method] = METHODS) -> dict[str, Method]:
     """Methods by name, in the order of the table; one that takes another's rate comes after that one."""
-    unknown = [name for name in names if name not in METHODS]
+    unknown = [name for name in names if name not in table]
     if unknown:
-        near = nearest(unknown[0], METHODS)
-        raise InputError(f"unknown method {brief(unknown[0])}; choose from {', '.join(METHODS)}{near}")
-    missing = [name for name in names if METHODS[name].rate_of not in (None, *names)]
+        near = nearest(unknown[0], table)
+        raise InputError(f"unknown method {brief(unknown[0])}; choose from {', '.join(table)}{near}")
+    missing = [name for name in names if table[name].rate_of not in (None, *names)]
     if missing:
-        raise InputError(f"{missing[0]} takes the rate of {METHODS[missing[0]].rate_of}; add that method")
-    found = {name: METHODS[name] for name in METHODS if name in names}
+        raise InputError(f"{missing[0]} takes the rate of {table[missing[0]].rate_of}; add that method")
+    found = {name: table[name] for name in table if name in names}
     return dict(sorted(found.items(), key=lambda item: item[1].rate_of is not None))
 
 

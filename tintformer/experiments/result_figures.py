@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -16,7 +16,7 @@ from tintformer.analysis.plot_style import INSTALL, STYLE, has_matplotlib
 from tintformer.errors import TintWarning
 from tintformer.experiments.in_context_learning import InContextLearning, InContextResult
 from tintformer.experiments.language_modelling import LanguageResult
-from tintformer.experiments.methods import METHODS
+from tintformer.experiments.methods import METHODS, Method
 from tintformer.experiments.open_models import short_name
 from tintformer.experiments.tables import (
     InContextResults,
@@ -63,9 +63,9 @@ def language_figures(done: LanguageResults) -> dict[str, bytes]:
 
     blocks = "tuning blocks" if done[0][0].tunes else "scored blocks"
     return {
-        "perplexity": _png(len(done), lambda panels: draw(panels, done, _by_share), height=4.0),
-        "gain": _png(len(gained), lambda panels: draw(panels, gained, _gains), height=4.0),
-        "rates": _curves(curves, f"nats per token, {blocks}"),
+        "perplexity": png_of(len(done), lambda panels: draw(panels, done, _by_share), height=4.0),
+        "gain": png_of(len(gained), lambda panels: draw(panels, gained, _gains), height=4.0),
+        "rates": rate_curves(curves, f"nats per token, {blocks}"),
     }
 
 
@@ -121,7 +121,7 @@ def in_context_figures(done: InContextResults) -> dict[str, bytes]:
                 for result in results
             ]
         ),
-        "rates": _curves(curves, chosen_by),
+        "rates": rate_curves(curves, chosen_by),
     }
 
 
@@ -140,7 +140,7 @@ def _panels(
             draw_one(panel, [each for each in done if title(each[0]) == name])
             panel.set_title(to_label(name), fontsize=8)
 
-    return _png(len(titles), draw)
+    return png_of(len(titles), draw)
 
 
 def _with_several_budgets(done: InContextResults) -> InContextResults:
@@ -192,7 +192,7 @@ def settings_figure(points: Sequence[AccuracyPoint]) -> bytes:
         handles = [shown[label] for label in labels]
         panels[0].figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=9)
 
-    return _png(len(titles), draw, columns=1, width=11, height=3.6)
+    return png_of(len(titles), draw, columns=1, width=11, height=3.6)
 
 
 def _by_task(axes: Any, points: Sequence[AccuracyPoint]) -> None:
@@ -247,7 +247,12 @@ def _right(result: InContextResult) -> list[float]:
     return pooled(result, calibrated=False, by_length=False, measure="right")
 
 
-def _curves(curves: Sequence[tuple[str, str, Sequence[RatePoint]]], label: str) -> bytes:
+def rate_curves(
+    curves: Sequence[tuple[str, str, Sequence[RatePoint]]],
+    label: str,
+    methods: Mapping[str, Method] = METHODS,
+    looks: Mapping[str, dict[str, Any]] = _LOOKS,
+) -> bytes:
     """Loss by rate, a panel for each setting; what is far above the untrained loss is left out."""
     titles = list(dict.fromkeys(title for title, _, curve in curves if len(curve) > 1))
 
@@ -255,23 +260,22 @@ def _curves(curves: Sequence[tuple[str, str, Sequence[RatePoint]]], label: str) 
         for panel, title in zip(panels, titles, strict=True):
             for where, method, (*points,) in curves:
                 if where == title and len(points) > 1:
-                    _curve(panel, method, points)
+                    _curve(panel, points, {"label": methods[method].title, **looks[method]})
             panel.set(xscale="log", xlabel="learning rate", ylabel=label)
             panel.set_title(to_label(title), fontsize=8)
             panel.legend(fontsize=6)
 
-    return _png(len(titles), draw)
+    return png_of(len(titles), draw)
 
 
-def _curve(axes: Any, method: str, points: Sequence[RatePoint]) -> None:
+def _curve(axes: Any, points: Sequence[RatePoint], look: dict[str, Any]) -> None:
     untrained, *tried = points
     axes.axhline(untrained.loss, color="0.5", lw=0.8, ls="--")
     shown = [point for point in tried if point.loss < untrained.loss + CLEARLY_WORSE]
-    look = {"label": METHODS[method].title, "lw": 1.2, "ms": 3, **_LOOKS[method]}
-    axes.plot([point.rate for point in shown], [point.loss for point in shown], **look)
+    axes.plot([point.rate for point in shown], [point.loss for point in shown], lw=1.2, ms=3, **look)
 
 
-def _png(
+def png_of(
     count: int,
     draw: Callable[[Sequence[Any]], None],
     *,

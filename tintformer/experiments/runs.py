@@ -11,17 +11,28 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tintformer.errors import InputError, brief, cause
+from tintformer.experiments.document_streams import DocumentStreams
 from tintformer.experiments.in_context_learning import InContextLearning
 from tintformer.experiments.language_modelling import LanguageModelling
 from tintformer.experiments.result_figures import in_context_figures, language_figures
+from tintformer.experiments.stream_results import stream_figures, stream_tables
 from tintformer.experiments.tables import ResultTable, in_context_tables, language_tables
 from tintformer.storage.file_names import check_file_name, same_file_name
 from tintformer.storage.foreign_files import read_foreign_json
 from tintformer.storage.whole_files import check_directory, whole_file, whole_files
 
-KINDS: dict[str, type[LanguageModelling | InContextLearning]] = {"lm": LanguageModelling, "icl": InContextLearning}
+KINDS: dict[str, type[LanguageModelling | InContextLearning | DocumentStreams]] = {
+    "lm": LanguageModelling,
+    "icl": InContextLearning,
+    "stream": DocumentStreams,
+}
 _FORMATS = {"csv": "csv", "tex": "latex", "md": "markdown"}
-_FIGURES = {"lm": ("perplexity", "gain", "rates"), "icl": ("accuracy", "settings", "rates")}
+_FIGURES = {
+    "lm": ("perplexity", "gain", "rates"),
+    "icl": ("accuracy", "settings", "rates"),
+    "stream": ("positions", "gain", "rates"),
+}
+_DRAWN = {"lm": language_figures, "icl": in_context_figures, "stream": stream_figures}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +50,9 @@ class Run:
     def tables(self, results: Sequence[Sequence[Any]]) -> list[ResultTable]:
         """The tables of the results of each experiment."""
         done: Any = list(zip(self.experiments, results, strict=True))
-        return in_context_tables(done, by_length=self.by_length) if self.kind == "icl" else language_tables(done)
+        if self.kind == "icl":
+            return in_context_tables(done, by_length=self.by_length)
+        return stream_tables(done) if self.kind == "stream" else language_tables(done)
 
     @property
     def files(self) -> list[str]:
@@ -69,7 +82,7 @@ def load_runs(directory: Path) -> list[Run]:
     """The runs of a directory, by name."""
     paths = sorted((directory / "runs").glob("[!.]*.json"))
     if not paths:
-        raise InputError(f"{directory} holds no runs; make one with tint eval lm or tint eval icl")
+        raise InputError(f"{directory} holds no runs; make one with tint eval lm, icl or stream")
     return [_load(path) for path in paths]
 
 
@@ -153,8 +166,8 @@ def save_results(
 
     Certificates stand beside them. An empty record takes those of an earlier run away, None leaves them.
     """
-    tables, done = run.tables(results), list(zip(run.experiments, results, strict=True))
-    figures = in_context_figures(done) if run.kind == "icl" else language_figures(done)
+    done: Any = list(zip(run.experiments, results, strict=True))
+    tables, figures = run.tables(results), _DRAWN[run.kind](done)
     contents = {
         f"{run.name}.{suffix}": "\n".join(getattr(table, method)() for table in tables).encode()
         for suffix, method in _FORMATS.items()

@@ -56,6 +56,8 @@ class TextDescription:
     """The column that holds the text, on the hub and in JSONL, CSV and Parquet files."""
     documents: Documents = "files"
     """What a document of a text file is: each of its `lines`, or the whole file (`files`)."""
+    articles: bool = False
+    """Whether lines ` = Title = ` begin articles, as in WikiText: they are the documents that streams read."""
     limit: int | None = None
     """How many documents to take, from the first on: too few give uncertain numbers, too many a long download."""
 
@@ -68,6 +70,8 @@ def read_text_description(name: str) -> tuple[TextDescription, str]:
             require_string(keys[key], f"{source}: {key}")
     if keys.get("documents", "files") not in get_args(Documents):
         raise InputError(f"{source}: documents is {brief(keys['documents'])}; it must be 'lines' or 'files'")
+    if not isinstance(keys.get("articles", False), bool):
+        raise InputError(f"{source}: articles is {brief(keys['articles'])}; it must be true or false")
     return TextDescription(**keys), source
 
 
@@ -114,6 +118,18 @@ class TextSet:
 
     name: str
     texts: tuple[str, ...]
+    has_articles: bool = False
+    """Whether lines ` = Title = ` begin articles."""
+
+    def articles(self) -> tuple[str, ...]:
+        """What stands between the headings of articles; what comes before the first belongs to none."""
+        found: list[list[str]] = []
+        for line in (line for text in self.texts for line in lines_of(text)):
+            if _is_heading(line):
+                found.append([])
+            if found:
+                found[-1].append(line if line.endswith("\n") else line + "\n")
+        return tuple("".join(article) for article in found)
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -172,7 +188,13 @@ def load_texts(name: str, data: str | Path | None = None) -> TextSet:
     texts = tuple(read_documents(described, source))[: described.limit]
     if not any(text.strip() for text in texts):
         raise InputError(f"{described.path or source} is empty; give a few paragraphs")
-    return TextSet(name=label, texts=texts)
+    return TextSet(name=label, texts=texts, has_articles=described.articles)
+
+
+def _is_heading(line: str) -> bool:
+    """` = Title = `; sections within an article have more signs (` = = History = = `)."""
+    words = line.split()
+    return len(words) > 2 and words[0] == words[-1] == "=" and "=" not in (words[1], words[-2])
 
 
 @dataclass(frozen=True, kw_only=True)

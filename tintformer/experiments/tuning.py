@@ -9,7 +9,6 @@ import math
 from typing import Any
 
 from tintformer.experiments.experiment import Experiment
-from tintformer.experiments.methods import find_methods
 from tintformer.experiments.runner import Runner
 from tintformer.experiments.workload import Part, Workload
 from tintformer.learning.rate_search import RatePoint, rate_curve
@@ -30,7 +29,7 @@ def _run_setting(experiment: Experiment, setting: Any, runner: Runner, workload:
     rates: dict[str, float] = {}
     summaries: list[Any] = []
     # A method that takes the rate of another comes after it, see `find_methods`.
-    for name, method in find_methods(experiment.methods).items():
+    for name, method in experiment.compared().items():
         curve: list[RatePoint] = []
         if method.preset is None:
             rates[name] = 0.0
@@ -70,7 +69,7 @@ def _curve(experiment: Experiment, setting: Any, name: str, runner: Runner, work
 def expect_units(experiment: Experiment, workload: Workload) -> None:
     """Foresee the units of an experiment; how many rates a search tries is known only afterwards."""
     for setting in experiment.settings():
-        for name, method in find_methods(experiment.methods).items():
+        for name, method in experiment.compared().items():
             if method.chooses_rate and not experiment.has_one_rate:
                 # The model as it is comes on top of the rates.
                 tried = 1 + (USUAL if experiment.rates is None else len(set(experiment.rates)))

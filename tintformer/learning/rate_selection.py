@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tintformer.auxiliary.description import Auxiliary
-from tintformer.errors import NonFiniteError
+from tintformer.errors import NonFiniteError, RuleError
 from tintformer.execution.arrays import Array
 from tintformer.execution.batch import Batch, LearningMasks
 from tintformer.learning.engine_registry import check_options
@@ -109,6 +109,11 @@ def choose_for(
     on_point: Callable[[RatePoint], None] | None = None,
 ) -> RateChoice:
     """`choose_rate` for sequences that have been checked."""
+    if rule.optimizer == "rms":
+        raise RuleError(
+            "learning_rate='auto' is not chosen for optimizer='rms', whose statistics the trials do not have; give a "
+            "number, such as one that `tint eval stream` has found on other texts"
+        )
     grid = None if grid is None else checked_grid(grid)
     targets = batch.train_positions.sum(1).double().cpu()
     size = float(targets.sum() if together else targets.mean())

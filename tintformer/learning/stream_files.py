@@ -4,13 +4,14 @@ One safetensors file with a checksum. Tensors are named after the weight (`#0` t
 attention, and their kind: `matrix` (the updated matrix of every row), `change`, factors (`x0`, `g0`, `rate0`,
 `velocity0`), `vector`, and the optimiser's `velocity`, `square`, `count`; `key` and `value` of the cache, and
 `cache|seen`, `cache|positions`. Metadata are texts: the base's hash, the rule, the settings, where each row stands.
+Whoever reads a text may keep notes and tensors (`kept|NAME`) of its own in the same file.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,9 +36,19 @@ if TYPE_CHECKING:
 FORMAT = "tintformer-stream-1"
 _METADATA = {"format", "version", "base", "base_name", "rule", "stream", CHECKSUM}
 _MOMENTS = ("velocity", "square", "count")
+_KEPT = "kept"
 
 
-def write_state(target: Path, state: StreamState) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What a reader keeps with a state, in one file with it: the two are of one moment."""
+
+    notes: dict[str, Any]
+    """As JSON has them."""
+    tensors: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+
+
+def write_state(target: Path, state: StreamState, kept: Kept | None = None) -> None:
     """Write a state whole or not at all."""
     from safetensors import SafetensorError
 
@@ -57,7 +68,11 @@ def write_state(target: Path, state: StreamState) -> None:
             }
         ),
     }
-    tensors = _apart({**_of_updates(keys, state.memory.updates), **_of_cache(state)})
+    tensors = {**_of_updates(keys, state.memory.updates), **cache_tensors(state)}
+    if kept is not None:
+        metadata[_KEPT] = json.dumps(kept.notes)
+        tensors |= {f"{_KEPT}|{name}": tensor for name, tensor in kept.tensors.items()}
+    tensors = _apart(tensors)
     try:
         with whole_file(target) as temporary:
             write_tensors(temporary, tensors, metadata)
@@ -67,6 +82,11 @@ def write_state(target: Path, state: StreamState) -> None:
 
 def read_state(path: Path, auxiliary: Auxiliary) -> StreamState:
     """Read a state that a stream of this model has left."""
+    return read_kept(path, auxiliary)[0]
+
+
+def read_kept(path: Path, auxiliary: Auxiliary) -> tuple[StreamState, Kept | None]:
+    """The same, with what its reader has kept beside it, which it has to check itself."""
     from safetensors import SafetensorError, safe_open
 
     if path.exists() and not path.is_file():
@@ -87,8 +107,13 @@ def read_state(path: Path, auxiliary: Auxiliary) -> StreamState:
             f"{auxiliary.name}; a state fits its own base only"
         )
     rule, stream = read_rule(metadata, path), read_object(metadata, "stream", path)
+    beside = {name: tensors.pop(name).clone() for name in [*tensors] if name.startswith(f"{_KEPT}|")}
+    kept = None
+    if _KEPT in metadata:
+        names = {name.removeprefix(f"{_KEPT}|"): tensor for name, tensor in beside.items()}
+        kept = Kept(notes=read_object(metadata, _KEPT, path), tensors=names)
     try:
-        return _as_state(auxiliary, rule, stream, tensors)
+        return _as_state(auxiliary, rule, stream, tensors), kept
     except (TintError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise LoadError(f"{path} does not fit its base and rule ({error!s:.120}); stream the document anew") from error
 
@@ -96,7 +121,7 @@ def read_state(path: Path, auxiliary: Auxiliary) -> StreamState:
 def _checked_metadata(metadata: Mapping[str, str], path: Path) -> Mapping[str, str]:
     if (found := metadata.get("format")) != FORMAT:
         raise LoadError(f"{path} is no state of a stream of this version (format {found!r:.80}, not {FORMAT!r})")
-    if odd := sorted(metadata.keys() ^ _METADATA):
+    if odd := sorted(metadata.keys() - {_KEPT} ^ _METADATA):
         raise LoadError(f"{path} lacks metadata or has unknown ones ({odd!s:.80}); stream the document anew")
     return metadata
 
@@ -136,7 +161,8 @@ def _of_updates(keys: Mapping[str, Weight], updates: Updates) -> dict[str, Tenso
     return tensors
 
 
-def _of_cache(state: StreamState) -> dict[str, Tensor]:
+def cache_tensors(state: StreamState) -> dict[str, Tensor]:
+    """The keys and values that a state carries."""
     memory = state.memory
     if memory.cache is None or memory.seen is None or memory.positions is None:
         return {}
@@ -163,7 +189,7 @@ def _as_state(auxiliary: Auxiliary, rule: Any, stream: dict[str, Any], tensors: 
     rows, left = len(state.pasts), dict(tensors)
     for key, weight in weight_keys(auxiliary, rule).items():
         _read_update(state.memory.updates, key, weight, left, rows, is_linear=rule.is_linear)
-    _read_cache(state, left)
+    take_cache(state, left)
     if left:
         raise LoadError(f"{next(iter(left))!r:.80} is none of its tensors")
     return state
@@ -221,7 +247,8 @@ def _scalar(value: Tensor, rows: int) -> float | Tensor:
     return value
 
 
-def _read_cache(state: StreamState, left: dict[str, Tensor]) -> None:
+def take_cache(state: StreamState, left: dict[str, Tensor]) -> None:
+    """Give a state the keys and values that `cache_tensors` has named, and take them out of those that are left."""
     memory, rows = state.memory, len(state.pasts)
     memory.seen, memory.positions = left.pop("cache|seen", None), left.pop("cache|positions", None)
     if memory.seen is None or memory.positions is None or memory.cache is None:
@@ -230,5 +257,6 @@ def _read_cache(state: StreamState, left: dict[str, Tensor]) -> None:
         raise LoadError("what is seen of the cache does not fit its positions")
     cache = KeyValueCache()
     for name in [name.removesuffix("|key") for name in left if name.endswith("|key")]:
-        cache.entries[name] = left.pop(f"{name}|key"), left.pop(f"{name}|value")
+        key, value = (left.pop(f"{name}|{kind}").to(state.auxiliary.device) for kind in ("key", "value"))
+        cache.entries[name] = key, value
     memory.cache = cache

@@ -102,7 +102,16 @@ class Part:
 
 
 class StreamState:
-    """What has been learnt and read so far, row by row. It moves on with the stream; `save` keeps it as it is now."""
+    """What has been learnt and read so far, row by row. It moves on with the stream; `save` keeps it as it is now.
+
+    A `Piece` has it, and `StreamState.load` reads one back.
+
+    Args:
+        auxiliary: The model whose stream it is.
+        rule: The rule by which it learns.
+        settings: How documents are cut.
+        num_rows: Rows of the batch.
+    """
 
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule, settings: StreamSettings, num_rows: int):
         self.auxiliary, self.rule, self.settings = auxiliary, rule, settings
@@ -111,10 +120,15 @@ class StreamState:
 
     @property
     def num_rows(self) -> int:
+        """Rows of the batch."""
         return len(self.pasts)
 
     def tuned(self, row: int = 0) -> Tuned:
-        """The model with what one row has learnt."""
+        """The model with what one row has learnt.
+
+        Args:
+            row: Its number in the batch.
+        """
         if not 0 <= row < self.num_rows:
             raise InputError(f"row={row} but the stream has {self.num_rows} rows, numbered from 0")
         updates, learnt = Updates(), self.memory.updates
@@ -124,21 +138,38 @@ class StreamState:
         return Tuned(self.auxiliary, self.rule, updates)
 
     def updates(self, row: int = 0) -> dict[str, Tensor]:
-        """What one row has learnt: the update of every trainable parameter, by Hugging Face name."""
+        """What one row has learnt: the update of every trainable parameter, by Hugging Face name.
+
+        Args:
+            row: Its number in the batch.
+        """
         return self.tuned(row).updates()
 
     def to_hf(self, row: int = 0) -> Any:
-        """A plain Hugging Face model with what one row has learnt."""
+        """A plain Hugging Face model with what one row has learnt.
+
+        Args:
+            row: Its number in the batch.
+        """
         return self.tuned(row).to_hf()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as safetensors; a stream that goes on from there goes on bit by bit as this one does."""
+        """Write it as safetensors; a stream that goes on from there goes on bit by bit as this one does.
+
+        Args:
+            path: The file.
+        """
         self.auxiliary.require_unchanged()
         write_state(Path(path), self)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Any) -> StreamState:
-        """Read a state back onto the model whose stream has left it; any other base is refused."""
+        """Read a state back onto the model whose stream has left it; any other base is refused.
+
+        Args:
+            path: A file that `save` or `tint stream --state` has written.
+            model: What `load` takes.
+        """
         return read_state(Path(path), load(model))
 
 
@@ -237,7 +268,9 @@ def _check_lengths(rows: Sequence[Sequence[Part]], state: StreamState) -> int:
             length = len(part.columns) if part.begins else length + len(part.columns)
             longest = max(longest, length)
     auxiliary, settings = state.auxiliary, state.settings
-    reach = min(longest, settings.window or longest) if settings.carry != "cache" else longest
+    # Rotary positions and ALiBi see distances alone, which the window bounds.
+    goes_on = settings.carry == "cache" and auxiliary.learned_positions
+    reach = longest if goes_on else min(longest, settings.window or longest)
     limit = auxiliary.max_positions
     # The last token of a document is a target alone, and is never read.
     if limit is not None and reach - 1 > limit:

@@ -16,6 +16,7 @@ from tintformer.execution.engine import Adapts, Engine
 from tintformer.execution.hooks import Hooks, Watchable
 from tintformer.execution.output import Logits, TintOutput, positions_of, warn_of_ruin
 from tintformer.learning.engine_registry import make_engine
+from tintformer.learning.gradient_statistics import settle_statistics
 from tintformer.learning.rate_selection import choose_for, with_rates
 from tintformer.learning.streams import Carry, Piece, StreamSettings, StreamState, read_stream
 from tintformer.learning.tuned import Tuned
@@ -33,8 +34,10 @@ class Tint(Watchable):
         engine: `fast` is what people run. `simulator` is the paper's construction and `network` the same compiled to
             one list of layers; `reference` has every formula written out, `oracle` is the model under autograd.
         **options: Those of the engine. `fast`: `dual`, which leaves every update as factors (True) or forms every
-            updated matrix (False; by default whichever costs less). `simulator`: the fields of `Construction`.
-            `network`: `max_tokens`, `stack`, `dense` and `loop`, as in `compile`.
+            updated matrix (False; by default whichever costs less), and for a rule with `optimizer="rms"` the
+            `statistics` to divide by: a path, what `collect_statistics` returns, or tensors by name (`reference` and
+            `oracle` take them too). `simulator`: the fields of `Construction`. `network`: `max_tokens`, `stack`,
+            `dense` and `loop`, as in `compile`.
     """
 
     def __init__(self, model: Any, rule: LearningRule, *, engine: str = "fast", **options: Any):
@@ -42,6 +45,8 @@ class Tint(Watchable):
         self.rule, self.engine_name = rule, engine
         # Too many layers are refused here, before an engine is built, which takes the simulator a while.
         require_rule(rule).num_trained(len(self.auxiliary.blocks))
+        if "statistics" in options:
+            options["statistics"] = settle_statistics(options["statistics"], self.auxiliary, rule)
         self.engine: Engine = make_engine(engine, self.auxiliary, rule, **options)
 
     def __repr__(self) -> str:

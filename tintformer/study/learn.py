@@ -134,7 +134,9 @@ def learn_text(
     input_ids = torch.tensor([encoded.input_ids])
     train_mask = torch.arange(input_ids.shape[1])[None] < num_train
     rule, choice = settle(input_ids, train_mask)
-    tint = Tint(auxiliary, rule, engine=engine, **(options or {}))
+    options = options or {}
+    tint = Tint(auxiliary, rule, engine=engine, **options)
+    divided_by = {name: value for name, value in options.items() if name == "statistics"}
     out = tint(input_ids, train_mask=train_mask, before=True, logits="none")
     assert out.token_loss_before is not None
     evaluated = out.evaluation_mask[0]
@@ -151,7 +153,7 @@ def learn_text(
         token_loss_before=out.token_loss_before[0][evaluated],
         token_loss=out.token_loss[0][evaluated],
         form_updates=out.updates,
-        make_tuned=cache(lambda: Tint(auxiliary, rule).adapt(input_ids[:, :num_train])),
+        make_tuned=cache(lambda: Tint(auxiliary, rule, **divided_by).adapt(input_ids[:, :num_train])),
         seed=seed,
     )
     return result.continued(generate)

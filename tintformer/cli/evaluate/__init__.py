@@ -8,10 +8,12 @@ from tintformer.cli.evaluate.icl import classification
 from tintformer.cli.evaluate.listing import listing, table
 from tintformer.cli.evaluate.lm import language
 from tintformer.cli.evaluate.paper_tables import table_icl, table_lm, table_settings
+from tintformer.cli.evaluate.stream_command import streams
 
 evaluate = typer.Typer(help="The paper's experiments on any model and data.", no_args_is_help=True)
 evaluate.command("lm")(language)
 evaluate.command("icl")(classification)
+evaluate.command("stream")(streams)
 evaluate.command("table")(table)
 evaluate.command("list")(listing)
 evaluate.command("table-lm")(table_lm)

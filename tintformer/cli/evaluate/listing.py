@@ -20,15 +20,18 @@ def listing(json: Json = False) -> None:
     """What ships: descriptions of data, and the methods that are compared."""
     from tintformer.experiments.methods import METHODS
     from tintformer.experiments.sources import read_description, shipped
+    from tintformer.experiments.stream_methods import STREAM_METHODS
 
     descriptions = {name: read_description(name)[0] for name in shipped()}
     data = [{"name": name, "kind": each["kind"], "title": each["title"]} for name, each in descriptions.items()]
     methods = [{"method": name, "title": method.title} for name, method in METHODS.items()]
+    streams = [{"method": name, "title": method.title} for name, method in STREAM_METHODS.items()]
     if json:
-        print_json({"data": data, "methods": methods})
+        print_json({"data": data, "methods": methods, "stream_methods": streams})
         return
     print_table(data, title="data")
-    print_table(methods, title="methods")
+    print_table(methods, title="methods of lm and icl")
+    print_table(streams, title="methods of stream")
 
 
 def table(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tintformer.errors import InputError, cause
 
 if TYPE_CHECKING:
+    from tintformer.experiments.document_streams import StreamResult
     from tintformer.experiments.in_context_learning import InContextResult
     from tintformer.experiments.language_modelling import LanguageResult
     from tintformer.experiments.runs import Run
@@ -40,7 +41,7 @@ class Tracking:
 
     def log_results(self, run: Run, experiment: Any, results: Sequence[Any]) -> None:
         """The curves of the rates of an experiment, and the figures of its tables."""
-        metrics = _language_metrics if run.kind == "lm" else _in_context_metrics
+        metrics = {"lm": _language_metrics, "icl": _in_context_metrics, "stream": _stream_metrics}[run.kind]
         for values in metrics(experiment, results, run.by_length):
             self.log(values)
 
@@ -109,6 +110,17 @@ def _language_metrics(experiment: Any, results: Sequence[LanguageResult], _: boo
 
     for result in results:
         name = f"{short_name(experiment.model)}/{result.method}/{result.share:g}"
+        yield from _curve_metrics(name, result.curve)
+        yield {f"perplexity/{name}": perplexity(result)}
+
+
+def _stream_metrics(experiment: Any, results: Sequence[StreamResult], _: bool) -> Iterator[TrackedMetrics]:
+    """`perplexity/MODEL/METHOD`, after the curve of its rates."""
+    from tintformer.experiments.open_models import short_name
+    from tintformer.experiments.stream_results import perplexity
+
+    for result in results:
+        name = f"{short_name(experiment.model)}/{result.method}"
         yield from _curve_metrics(name, result.curve)
         yield {f"perplexity/{name}": perplexity(result)}
 

@@ -117,8 +117,11 @@ class FastEngine:
             statistics=self.statistics,
             keep_logits=logits,
         )
-        walk.train(executor, self.auxiliary, self.rule)
-        executor.check_gradients()
+        if self.rule.rate:
+            walk.train(executor, self.auxiliary, self.rule)
+            executor.check_gradients()
+        else:  # nothing would move
+            executor.score(walk.forward_pass(executor, self.auxiliary))
         executor.keep(keep)
         assert executor.scores is not None
         home, kept = chunk.input_ids.device, executor.kept_logits

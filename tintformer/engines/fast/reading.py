@@ -104,6 +104,15 @@ class ReadingExecutor(FastExecutor):
             self.as_read = dict(self.memory.cache.entries)
         return dx
 
+    def score(self, x: Float[Tensor, "B n D"]) -> None:
+        """Score alone: the model as it is, where a rate of 0 would move nothing."""
+        self.check(x)
+        batch, here = self.batch.on(x.device), slice(self.start, self.start + x.shape[1])
+        scored = batch.evaluation_positions[:, here]
+        self.scores = self.losses(x[scored], batch.targets[:, here][scored])
+        if self.memory.cache is not None:
+            self.as_read = dict(self.memory.cache.entries)
+
     def _score(
         self, rows: Float[Tensor, "rows D"], targets: Int[Tensor, " rows"], trained: Bool[Tensor, " rows"]
     ) -> tuple[Float[Tensor, " rows"], Float[Tensor, "trained D"]]:
@@ -171,3 +180,11 @@ class ReadingExecutor(FastExecutor):
             name: (key[..., first:, :].clone(), value[..., first:, :].clone())
             for name, (key, value) in self.as_read.items()
         }
+
+
+class GradientExecutor(ReadingExecutor):
+    """Keeps the gradients of a chunk as factors, whatever their number: they are looked at and then forgotten."""
+
+    def _matrix(self, op: Linear) -> MatrixUpdate:
+        # Never as an updated matrix: beside a weight a small gradient would lose its digits.
+        return self.updates.matrices.setdefault(op.weight, MatrixUpdate(dual=True, keep=True))
