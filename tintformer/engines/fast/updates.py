@@ -371,19 +371,38 @@ class RunningMatrix(MatrixUpdate):
 
     def step(self, x: Tensor, g: Tensor, rule: LearningRule, by: StepSize, rms: Tensor | None = None) -> None:
         assert self.formed is not None
-        # In place: a copy of every matrix for every sequence is what a stream holds, and it holds one.
         base = self.weight.read()
-        gradient = Factors(x, g, 0.0, 0.0)
-        if rule.optimizer == "muon" and not rule.momentum:
-            gradient = orthogonalised(gradient)
-        elif rule.remembers or not rule.is_linear:
+        if rule.needs_matrices or (rule.momentum and (by.active is not None or isinstance(by.rate, Tensor))):
             self.moments = self.moments or Moments()
             total = torch.bmm(widened(g).mT, widened(x))
             self.formed = base + self.moments.move(self.formed - base, total, rule, by, rms)
             return
-        gradient.stepped(by, own=1.0).add_into(self.formed)
+        # In place: a copy of every matrix for every sequence is what a stream holds, and it holds one.
+        gradient = Factors(x, g, 0.0, 0.0)
+        if rule.momentum:
+            self._accelerate(gradient, by)
+        else:
+            gradient = orthogonalised(gradient) if rule.optimizer == "muon" else gradient
+            gradient.stepped(replace(by, decay=0.0), own=1.0).add_into(self.formed)
         if by.decay:
-            self.formed.lerp_(widened(base).expand_as(self.formed), by.decay)
+            share = torch.tensor(by.decay, dtype=self.formed.dtype, device=self.formed.device)
+            # A row that makes no step keeps what it has learnt.
+            share = share if by.active is None else share * by.active.to(share.device)
+            self.formed.lerp_(widened(base).expand_as(self.formed), share)
+
+    def _accelerate(self, gradient: Factors, by: StepSize) -> None:
+        """A step with momentum, all rows at one rate: the velocity is moved where it stands, and then the matrix."""
+        assert self.formed is not None and not isinstance(by.rate, Tensor)
+        self.moments = self.moments or Moments()
+        inputs, gradients = widened(gradient.x), widened(gradient.g).mT
+        if self.moments.velocity is None:
+            self.moments.velocity = torch.bmm(gradients, inputs)
+        else:
+            self.moments.velocity.baddbmm_(gradients, inputs, beta=by.momentum)
+        if by.nesterov:
+            self.formed.baddbmm_(gradients, inputs, alpha=-by.rate)
+        along = by.rate * by.momentum if by.nesterov else by.rate
+        self.formed.add_(self.moments.velocity, alpha=-along)
 
     def full(self) -> Float[Tensor, "R O I"]:
         assert self.formed is not None
