@@ -170,7 +170,28 @@ class FewShotCase:
         return f"{self.num_examples} examples, then {self.num_inputs} inputs, {self.tokens} tokens each"
 
 
-Case = SequenceCase | FewShotCase
+@dataclass(frozen=True, kw_only=True)
+class StreamCase:
+    """Documents that are read chunk by chunk: each chunk is scored, and then learnt from."""
+
+    documents: int
+    tokens: int
+    """Of each document."""
+    chunk: int
+    window: int | None = None
+    methods: tuple[str, ...] | None = None
+    model: str | None = None
+    max_repetitions: int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return self.documents * self.tokens
+
+    def describe(self) -> str:
+        return f"{self.documents} documents of {self.tokens} tokens, read in chunks of {self.chunk}"
+
+
+Case = SequenceCase | FewShotCase | StreamCase
 
 CASES: dict[str, Case] = {
     "8x64": SequenceCase(batch=8, tokens=64, num_train=48),
@@ -187,8 +208,13 @@ CASES: dict[str, Case] = {
         num_train=128,
         methods=("forward", "explicit_rule", "explicit_block", "fast", "simulator", "simulator_paper"),
     ),
+    "stream": StreamCase(documents=4, tokens=512, chunk=128),
+    "stream_documents": StreamCase(
+        documents=32, tokens=256, chunk=64, methods=("forward", "explicit_rule", "explicit_block", "fast")
+    ),
     "tiny": SequenceCase(batch=2, tokens=16, num_train=8),
     "tiny_few_shot": FewShotCase(num_examples=3, num_inputs=4, tokens=8, score_batch=2),
+    "tiny_stream": StreamCase(documents=2, tokens=16, chunk=5),
 }
 """Cases by name; the tiny ones are for trying the command out."""
 

@@ -22,7 +22,7 @@ from statistics import median
 
 import torch
 
-from tintbench.timed_methods import TimedMethod
+from tintbench.setup import TimedMethod
 
 PROC = Path("/proc/self")
 

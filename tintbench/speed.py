@@ -19,9 +19,10 @@ import torch
 import transformers
 from torch import Tensor
 
-from tintbench.cases import CASES, FewShotCase, SequenceCase, Settings, check_models
+from tintbench.cases import CASES, Case, FewShotCase, SequenceCase, Settings, StreamCase, check_models
 from tintbench.measuring import Peak, in_a_fresh_process, multiply_add_peak, peak_of, take_turns, threads
-from tintbench.timed_methods import Setup, TimedMethod, methods_of, prepare
+from tintbench.setup import Setup, TimedMethod
+from tintbench.timed_methods import methods_of, prepare
 from tintformer.console import Progress
 from tintformer.errors import TintError
 from tintformer.version import __version__
@@ -114,14 +115,21 @@ def measure_peak(settings: Settings, model: str, case: str, method: str) -> Peak
 def peak_in_this_process(settings: Settings) -> int:
     """The child's part: one model, one case, one method."""
     name, case = settings.methods[0], CASES[settings.cases[0]]
-    if isinstance(case, SequenceCase):
-        small = SequenceCase(batch=1, tokens=8, num_train=4)
-    else:
-        small = FewShotCase(num_examples=1, num_inputs=1, tokens=8, score_batch=1)
     with threads(settings.threads):
         setup = Setup.of(settings, settings.models[0])
-        prepare(name, setup, small).run()
+        prepare(name, setup, _small(case)).run()
         return peak_of(lambda: prepare(name, setup, case).run())
+
+
+def _small(case: Case) -> Case:
+    """One of the same kind, after which libraries hold what they keep."""
+    match case:
+        case SequenceCase():
+            return SequenceCase(batch=1, tokens=8, num_train=4)
+        case FewShotCase():
+            return FewShotCase(num_examples=1, num_inputs=1, tokens=8, score_batch=1)
+        case StreamCase():
+            return StreamCase(documents=1, tokens=8, chunk=4)
 
 
 # Records.

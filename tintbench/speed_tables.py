@@ -28,8 +28,13 @@ COLOURS = {
     "fast_dual": "#F0E442",
     "fast_materialised": "#B8A500",
     "fast_float32": "#000000",
+    "top_quarter": "#7FCDB4",
+    "decay": "#C7B8E6",
+    "rates": "#9C86D1",
+    "momentum": "#6A51A3",
+    "muon": "#3F007D",
 }
-"""Okabe and Ito's colours, which colour-blind people can tell apart, and two of their shades."""
+"""Okabe and Ito's colours, which colour-blind people can tell apart, and shades of them."""
 
 TOP = 5.0
 """Bars end here; the training repeated for every input is two orders of magnitude away from the rest."""

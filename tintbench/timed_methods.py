@@ -2,93 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tintbench.cases import Case, FewShotCase, SequenceCase, Settings, make_model, random_tokens
-from tintbench.flops import MultiplyAdds
+from tintbench.cases import Case, FewShotCase, SequenceCase, Settings, StreamCase
+from tintbench.setup import Setup, Skip, TimedMethod, plain_forward
+from tintbench.stream_methods import STREAM_METHODS
 from tintformer.analysis.baselines import Explicit, PerSample, all_names, block_names, rule_names
-from tintformer.auxiliary.description import Auxiliary
-from tintformer.errors import TintError
 from tintformer.learning.tint import Tint
-from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator.simulator import Simulator, build
 from tintformer.storage.loading import load
 
 VMAP_LIMIT = 6 * 10**9
 """Bytes of per-sequence gradients above which vmap is not tried; it holds about three times as much at once."""
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Setup:
-    """What all methods share on one model."""
-
-    auxiliary: Auxiliary
-    rule: LearningRule
-    engine: str
-    seed: int
-
-    @classmethod
-    def of(cls, settings: Settings, model: str) -> Setup:
-        """Make the model."""
-        auxiliary = load(make_model(model, getattr(torch, settings.dtype), seed=settings.seed).to(settings.device))
-        rule = LearningRule(learning_rate=settings.learning_rate)
-        return cls(auxiliary=auxiliary, rule=rule, engine=settings.engine, seed=settings.seed)
-
-    @property
-    def model(self) -> Any:
-        return self.auxiliary.model
-
-    @cached_property
-    def count(self) -> MultiplyAdds:
-        return MultiplyAdds(self.auxiliary, self.rule)
-
-    def tokens(self, rows: int, length: int) -> Tensor:
-        ids = random_tokens((rows, length), self.auxiliary.vocabulary_size, seed=self.seed)
-        return ids.to(self.auxiliary.device)
-
-    def tint(self, **knobs: Any) -> Tint:
-        """The engine under test; `knobs` are those of `Tint`."""
-        return Tint(self.auxiliary, self.rule, engine=self.engine, **knobs)
-
-    def tint_float32(self) -> Tint:
-        """The engine in float32 on the same weights, as they stand in the lower precision."""
-        return Tint(load(deepcopy(self.model).float()), self.rule, engine=self.engine)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class TimedMethod:
-    """One way of doing a case, ready to run."""
-
-    run: Callable[[], Tensor | None]
-    """Do it; returns the losses of the evaluated tokens, row by row, or None where nothing is predicted."""
-    multiply_adds: int
-    """What the necessary products of the whole case need; see `flops`."""
-    scale: float = 1.0
-    """The whole case over what `run` does of it."""
-    note: str = ""
-
-
-class Skip(TintError):
-    """A method that cannot take part; the message says why."""
-
-
-def _forward(setup: Setup, batches: Sequence[Tensor]) -> TimedMethod:
-    """A plain forward pass of the Hugging Face model: nothing is learnt."""
-
-    @torch.inference_mode()
-    def run() -> None:
-        for rows in batches:
-            setup.model(rows, use_cache=False)
-
-    length = batches[0].shape[1]
-    return TimedMethod(run=run, multiply_adds=sum(map(len, batches)) * setup.count.forward(length, length))
 
 
 # Sequences: each learns on its own and is restored.
@@ -131,7 +62,7 @@ def _simulator(setup: Setup, case: SequenceCase, **construction: Any) -> TimedMe
 
 
 SEQUENCE_METHODS: dict[str, Callable[[Setup, SequenceCase], TimedMethod]] = {
-    "forward": lambda setup, case: _forward(setup, [_sequences(setup, case)]),
+    "forward": lambda setup, case: plain_forward(setup, [_sequences(setup, case)]),
     # Explicit fine-tuning of exactly what the rule moves; of the blocks and the final norm; of everything.
     "explicit_rule": lambda setup, case: _explicit_sequences(setup, case, rule_names(setup.auxiliary, setup.rule)),
     "explicit_block": lambda setup, case: _explicit_sequences(setup, case, block_names(setup.auxiliary)),
@@ -157,7 +88,7 @@ def _examples_and_inputs(setup: Setup, case: FewShotCase) -> tuple[Tensor, Tenso
 
 def _forward_few_shot(setup: Setup, case: FewShotCase) -> TimedMethod:
     examples, inputs = _examples_and_inputs(setup, case)
-    return _forward(setup, [examples, *inputs.split(case.score_batch)])
+    return plain_forward(setup, [examples, *inputs.split(case.score_batch)])
 
 
 def _explicit_few_shot(setup: Setup, case: FewShotCase, names: list[str]) -> TimedMethod:
@@ -209,7 +140,7 @@ FEW_SHOT_METHODS: dict[str, Callable[[Setup, FewShotCase], TimedMethod]] = {
 
 # Who takes part.
 
-METHODS = tuple(dict.fromkeys((*SEQUENCE_METHODS, *FEW_SHOT_METHODS)))
+METHODS = tuple(dict.fromkeys((*SEQUENCE_METHODS, *FEW_SHOT_METHODS, *STREAM_METHODS)))
 FORMS = ("fast_dual", "fast_materialised")
 SIMULATORS = ("simulator", "simulator_paper")
 """Only where a case or the user names them: many times slower, and about other questions."""
@@ -219,8 +150,7 @@ LOWER = ("forward", "explicit_block", "repeat", "fast", "fast_float32")
 
 def methods_of(case: Case, settings: Settings) -> list[str]:
     """The methods of a case: those that are named, or those that suit the dtype and the options."""
-    table = SEQUENCE_METHODS if isinstance(case, SequenceCase) else FEW_SHOT_METHODS
-    suiting = [name for name in table if case.methods is None or name in case.methods]
+    suiting = [name for name in _table(case) if case.methods is None or name in case.methods]
     if settings.methods:
         return [name for name in suiting if name in settings.methods]
     suiting = [name for name in suiting if settings.forms or name not in FORMS]
@@ -232,6 +162,14 @@ def methods_of(case: Case, settings: Settings) -> list[str]:
 
 def prepare(name: str, setup: Setup, case: Case) -> TimedMethod:
     """Make a method ready to run; raises `Skip` with the reason where it cannot take part."""
-    if isinstance(case, SequenceCase):
-        return SEQUENCE_METHODS[name](setup, case)
-    return FEW_SHOT_METHODS[name](setup, case)
+    return _table(case)[name](setup, case)
+
+
+def _table(case: Case) -> Mapping[str, Callable[[Setup, Any], TimedMethod]]:
+    match case:
+        case SequenceCase():
+            return SEQUENCE_METHODS
+        case FewShotCase():
+            return FEW_SHOT_METHODS
+        case StreamCase():
+            return STREAM_METHODS

@@ -125,6 +125,29 @@ def test_adapt_writes_an_update_that_run_uses(model: Path, tmp_path: Path, input
         assert used[key] == pytest.approx(record[key])
 
 
+def test_adapt_writes_an_adapter_beside_the_update(
+    run_here: Callable[..., None], model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    update, adapter = tmp_path / "update", tmp_path / "adapter"
+    words = ["adapt", str(model), TEXT, "-o", str(update), "--learning-rate", "0.003", "--preset", "full"]
+    kept = []
+    for rank in ("1", "3", "500"):
+        run_here(*words, "--peft", str(adapter), "--rank", rank, "--json")
+        record = json.loads(capsys.readouterr().out)["peft"]
+        kept.append(record["kept"])
+        assert record["rank"] == min(int(rank), record["rank"]) and not record["left_out"]
+        assert record["bytes"] == sum(path.stat().st_size for path in adapter.iterdir())
+    assert kept[0] < kept[1] < kept[2] and kept[2] == pytest.approx(1, abs=1e-5)
+    assert record["gain_kept"] == pytest.approx(1, abs=1e-3)
+    run_here(*words, "--peft", str(adapter), "--no-biases", "--no-norms")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "of the update's squared norm, and" in printed and "left out: the changes of" in printed
+    with pytest.raises(tint.InputError, match="name its directory with --peft"):
+        run_here(*words, "--rank", "2")
+    with pytest.raises(tint.InputError, match="--rank=0"):
+        run_here(*words, "--rank", "0", "--peft", str(adapter))
+
+
 def test_adapt_learns_several_files_together(model: Path, tmp_path: Path) -> None:
     files = [tmp_path / "first.txt", tmp_path / "second.txt"]
     for file, text in zip(files, (TEXT[:HALF], TEXT[HALF : HALF + 70]), strict=True):

@@ -92,6 +92,16 @@ def test_a_loss_mask_restricts_what_is_learnt_and_not_what_is_scored() -> None:
         assert_true("gpt2", "cache", make_rule("default", **knobs), tokens(2, LENGTH), loss_mask=mask)
 
 
+@pytest.mark.parametrize("optimiser", ["muon", "sgd", "nesterov"])
+def test_decay_spares_rows_that_make_no_step(optimiser: str) -> None:
+    """Long enough for updates to be matrices: a chunk without a target moves nothing, and a step decays once."""
+    mask = torch.zeros(2, 60, dtype=torch.bool)
+    mask[0, 8:44], mask[1, 3:9] = True, True
+    rule = make_rule("default", **OPTIMISERS[optimiser], decay=0.3)
+    assert_true("llama", "cache", rule, tokens(2, 60), loss_mask=mask)
+    assert_true("llama", "cache", rule, tokens(1, 60))
+
+
 DOCUMENTS = torch.tensor([[0] * 20 + [1] * 26, [0] * 33 + [4] * 13, [2] * 46])
 
 

@@ -16,9 +16,11 @@ from tintbench.cases import CASES, BenchError, SequenceCase, Settings, random_to
 from tintbench.cases import make_model as make_shape
 from tintbench.flops import MultiplyAdds
 from tintbench.measuring import PROC, multiply_add_peak
+from tintbench.setup import Setup, Skip
 from tintbench.speed import measure, measure_peak
 from tintbench.speed_tables import markdown, save, table_rows
-from tintbench.timed_methods import Setup, Skip, methods_of, prepare
+from tintbench.stream_methods import ExplicitReader
+from tintbench.timed_methods import methods_of, prepare
 from tintformer import LearningRule, Tint, TintError, load
 from tintformer.analysis.baselines import Explicit, PerSample, all_names, block_names, rule_names
 
@@ -80,6 +82,21 @@ def test_methods_predict_alike(records: list[dict[str, Any]]) -> None:
         here = {record["method"]: record["evaluation_loss"] for record in records if record["case"] == case}
         losses = [loss for name, loss in here.items() if name not in ("forward", "repeat")]
         assert max(losses) - min(losses) < 1e-3
+
+
+def test_streams_predict_alike() -> None:
+    """By hand and by the engine, and by every optimiser up to its first step, which follows the first chunk."""
+    found = run(quick(cases=("tiny_stream",), repetitions=1))
+    assert [record["method"] for record in found] == methods_of(CASES["tiny_stream"], quick())
+    losses = {record["method"]: record["evaluation_loss"] for record in found if record["method"] != "forward"}
+    assert max(losses.values()) - min(losses.values()) < 1e-2
+    model, ids = make_model("gpt2", torch.float32), tokens(2, 26)
+    auxiliary, rule = load(model), LearningRule.full(learning_rate=RATE)
+    by_hand = ExplicitReader(model, block_names(auxiliary), RATE).read_each(ids, 7)
+    pieces = Tint(auxiliary, rule).stream(ids, chunk=7)
+    torch.testing.assert_close(
+        torch.cat([piece.token_loss for piece in pieces], 1)[:, 1:].flatten(), by_hand, rtol=0, atol=1e-4
+    )
 
 
 def test_progress_rises_and_threads_are_put_back() -> None:

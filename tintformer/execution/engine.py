@@ -83,8 +83,8 @@ class Engine(Protocol):
 class Adapts(Engine, Protocol):
     """An engine whose updates can be kept: learnt once, used many times."""
 
-    def adapt(self, batch: Batch) -> Any:
-        """One update from all sequences of the batch, their losses summed."""
+    def adapt(self, batch: Batch, after: Any = None) -> Any:
+        """One update from all sequences of the batch, their losses summed; on top of another where that is given."""
         ...
 
     def score(self, batch: Batch, updates: Any, *, logits_at: Bool[Tensor, "B T"] | None) -> EngineResult:

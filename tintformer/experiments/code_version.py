@@ -65,7 +65,7 @@ DECIDES_NOTHING = {
     "learning.rate_prior": "says what rates have gained, for that choice",
     "learning.rate_search": "says which rates are tried; a record is of one rate",
     "learning.rate_trials": "tries rates for that choice",
-    "learning.stream_files": "saves and loads what a stream has learnt",
+    "learning.peft_files": "writes an update that was made as an adapter of PEFT",
     "learning.update_files": "saves and loads an update that was made",
     "learning.stream_files": "saves and loads what a stream has left",
     "learning.update_view": "shows an update that was made, and what it did",

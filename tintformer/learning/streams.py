@@ -132,6 +132,7 @@ class StreamState:
         if not 0 <= row < self.num_rows:
             raise InputError(f"row={row} but the stream has {self.num_rows} rows, numbered from 0")
         updates, learnt = Updates(), self.memory.updates
+        updates.steps_made = None
         for weight, update in learnt.matrices.items():
             updates.matrices[weight] = MatrixUpdate(dual=False, keep=True, dense=update.row(row)[None])
         updates.vectors = {weight: update[row, None].clone() for weight, update in learnt.vectors.items()}

@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Unpack
 
-import torch
-
 from tintformer.engines.fast import FastEngine
 from tintformer.errors import InputError, TintError
-from tintformer.execution.arrays import Array, as_tensor
+from tintformer.execution.arrays import Array
 from tintformer.execution.batch import Batch, LearningMasks
 from tintformer.execution.engine import Adapts, Engine
 from tintformer.execution.hooks import Hooks, Watchable
@@ -19,7 +17,7 @@ from tintformer.learning.engine_registry import make_engine
 from tintformer.learning.gradient_statistics import settle_statistics
 from tintformer.learning.rate_selection import choose_for, with_rates
 from tintformer.learning.streams import Carry, Piece, StreamSettings, StreamState, read_stream
-from tintformer.learning.tuned import Tuned
+from tintformer.learning.tuned import Tuned, training_batch
 from tintformer.rule.learning_rule import LearningRule, require_rule
 from tintformer.storage.loading import load
 from tintformer.typed_fields import checked
@@ -42,7 +40,7 @@ class Tint(Watchable):
 
     def __init__(self, model: Any, rule: LearningRule, *, engine: str = "fast", **options: Any):
         self.auxiliary = load(model)
-        self.rule, self.engine_name = rule, engine
+        self.rule, self.engine_name, self._options = rule, engine, options
         # Too many layers are refused here, before an engine is built, which takes the simulator a while.
         require_rule(rule).num_trained(len(self.auxiliary.blocks))
         if "statistics" in options:
@@ -149,13 +147,12 @@ class Tint(Watchable):
         """
         if not isinstance(self.engine, Adapts):
             raise TintError("adapt() needs engine='fast': the other engines keep no update for later")
-        input_ids = as_tensor("input_ids", input_ids)
-        train_mask = torch.ones_like(input_ids, dtype=torch.bool) if train_mask is None else train_mask
-        batch = Batch.of(self.auxiliary, input_ids, train_mask=train_mask, **masks)
+        batch = training_batch(self.auxiliary, input_ids, train_mask, **masks)
         if not self.rule.is_auto:
-            return Tuned(self.auxiliary, self.rule, self.engine.adapt(batch))
+            statistics = self._options.get("statistics")
+            return Tuned(self.auxiliary, self.rule, self.engine.adapt(batch), statistics=statistics)
         # One update has one rate, which is a number from here on.
         choice = choose_for(self.auxiliary, self.rule, batch, together=True)
-        return Tint(self.auxiliary, replace(self.rule, learning_rate=choice.rate)).adapt(
+        return Tint(self.auxiliary, replace(self.rule, learning_rate=choice.rate), **self._options).adapt(
             input_ids, train_mask=train_mask, **masks
         )

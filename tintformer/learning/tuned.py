@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -20,18 +20,20 @@ from tintformer.auxiliary.ops import Weight
 from tintformer.engines.fast import FastEngine
 from tintformer.engines.fast.updates import MatrixUpdate, Updates
 from tintformer.errors import InputError, TintError, nearest
-from tintformer.execution.arrays import Array
-from tintformer.execution.batch import Batch, Masks, mask_of, token_ids
+from tintformer.execution.arrays import Array, as_tensor
+from tintformer.execution.batch import Batch, LearningMasks, Masks, mask_of, token_ids
 from tintformer.execution.engine import parameter_updates, undisturbed
 from tintformer.execution.hook_points import parameter_names
 from tintformer.execution.hooks import Hooks, Watchable
 from tintformer.execution.output import Logits, TintOutput, positions_of
+from tintformer.learning.peft_files import FILES, Adapter, PeftExport
 from tintformer.learning.update_files import read_update, write_update
 from tintformer.learning.update_view import By, UpdateEffects, UpdateView, effects
 from tintformer.rule.learning_rule import LearningRule, require_rule
 from tintformer.rule.trainable import trainable_weights
 from tintformer.storage.loading import load
-from tintformer.typed_fields import checked
+from tintformer.storage.whole_files import check_directory
+from tintformer.typed_fields import Range, checked
 
 
 class Tuned(Watchable):
@@ -43,10 +45,19 @@ class Tuned(Watchable):
         auxiliary: The model that the update was learnt on.
         rule: The rule that it was learnt by.
         updates: What was learnt, weight by weight, as an engine leaves it.
+        statistics: Those of the rule, where it divides by any; only `adapt` looks at them.
     """
 
-    def __init__(self, auxiliary: Auxiliary, rule: LearningRule, updates: Updates):
+    def __init__(
+        self,
+        auxiliary: Auxiliary,
+        rule: LearningRule,
+        updates: Updates,
+        *,
+        statistics: Mapping[str, Tensor] | None = None,
+    ):
         self.auxiliary, self.rule, self._updates = auxiliary, require_rule(rule), updates
+        self._statistics = statistics
         # It scores, and learns nothing: how a rule descends is of no consequence, nor what it would need for that.
         self._engine = FastEngine(auxiliary, replace(rule, optimizer="sgd"))
         # Scoring has one pass, and it is the one after learning: there are no points of steps to wait at.
@@ -90,6 +101,26 @@ class Tuned(Watchable):
         batch = Batch.to_score(self.auxiliary, input_ids, score_mask=score_mask, **masks)
         result = self._engine.score(batch, self._updates, logits_at=positions_of(logits, batch))
         return TintOutput.of(batch, replace(result, updates=lambda row: self.updates()))  # all rows share it
+
+    def adapt(self, input_ids: Array, *, train_mask: Array | None = None, **masks: Unpack[LearningMasks]) -> Tuned:
+        """Learn from more sequences, on top of what has been learnt; this one is left as it is.
+
+        By the same rule: as many steps more, at the same rate, also where it was chosen for the first sequences. Decay
+        goes on towards the model as it came.
+
+        Args:
+            input_ids: Token ids `[batch, tokens]`, their losses summed as in `Tint.adapt`.
+            train_mask: 1 for the tokens that are trained on; without it all attended tokens are.
+            **masks: Those of a call of `Tint`.
+        """
+        if self.rule.needs_history and self._updates.steps_made is None:
+            raise TintError(
+                "momentum, schedules and adam go on from what the optimiser remembers, which an update from a file, of "
+                "a stream or of some weights alone does not have; go on before it is saved, or adapt to all texts anew"
+            )
+        batch = training_batch(self.auxiliary, input_ids, train_mask, **masks)
+        engine = FastEngine(self.auxiliary, self.rule, statistics=self._statistics)
+        return self._having(engine.adapt(batch, self._updates))
 
     @undisturbed
     def updates(self) -> dict[str, Tensor]:
@@ -165,7 +196,11 @@ class Tuned(Watchable):
     def _with(self, names: Set[str]) -> Tuned:
         """The same model with some of the updates; tensors are shared."""
         kept = {weight for name, weight in self._weights.items() if name in names}
-        return Tuned(self.auxiliary, self.rule, self._updates.of(kept))
+        return self._having(self._updates.of(kept))
+
+    def _having(self, updates: Updates) -> Tuned:
+        """The same model and rule with other updates."""
+        return Tuned(self.auxiliary, self.rule, updates, statistics=self._statistics)
 
     def generate(self, input_ids: Array | str, **options: Any) -> Any:
         """Continue sequences with the updated weights, by Hugging Face's own `generate` and its options.
@@ -207,6 +242,56 @@ class Tuned(Watchable):
             setattr(parent, attribute, nn.Parameter(old + update.to(old), requires_grad=old.requires_grad))
         return result.eval()
 
+    @undisturbed
+    @torch.no_grad()
+    def to_peft(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        rank: int | None = None,
+        biases: bool = True,
+        norms: bool = True,
+        input_ids: Array | None = None,
+        score_mask: Array | None = None,
+        **masks: Unpack[Masks],
+    ) -> PeftExport:
+        """Write the update as a LoRA adapter of PEFT, for whatever serves such adapters.
+
+        Without a rank it is exact; with one, every layer has the nearest update of that rank, and the result says how
+        much is kept.
+
+        Args:
+            directory: Where `adapter_config.json` and `adapter_model.safetensors` go, replaced if they are there.
+            rank: The largest rank of a layer; None: whatever each needs.
+            biases: Write changes of linear layers' biases too, by PEFT's `bias`. Many engines that serve adapters take
+                none, and no norms.
+            norms: Write changed norms too, by PEFT's `modules_to_save`.
+            input_ids: Token ids `[batch, tokens]` to score before and after, for the share of the gain that is kept.
+            score_mask: As in `score`.
+            **masks: As in `score`.
+        """
+        self.auxiliary.require_unchanged()
+        checked("rank", rank, Annotated[int | None, Range(at_least=1)], InputError)
+        checked("biases", biases, bool, InputError)
+        checked("norms", norms, bool, InputError)
+        target = Path(directory)
+        check_directory(target, FILES)
+        adapter = Adapter.of(self.auxiliary, self._updates, rank=rank, biases=biases, norms=norms)
+        losses: dict[str, float] = {}
+        if input_ids is not None:
+            models = {"before": self.only(), "after": self, "exported": self._having(adapter.updates)}
+            for name, tuned in models.items():
+                loss = tuned.score(input_ids, score_mask=score_mask, **masks).loss
+                losses[f"loss_{name}"] = float("nan") if loss is None else float(loss)
+        return PeftExport(
+            directory=target,
+            ranks={module: low_rank.rank for module, low_rank in adapter.matrices.items()},
+            kept=min(1.0, adapter.kept_squares / adapter.squares),
+            left_out=adapter.left_out,
+            size=adapter.write(target),
+            **losses,
+        )
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the update as safetensors: factors or full updates, whichever is smaller; see `update_files`.
 
@@ -217,12 +302,22 @@ class Tuned(Watchable):
         write_update(Path(path), self.auxiliary, self.rule, self._updates)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], model: Any) -> Tuned:
+    def load(cls, path: str | os.PathLike[str], model: Any, *, statistics: Mapping[str, Tensor] | None = None) -> Tuned:
         """Read an update back onto the model it was learnt on; any other base is refused, and so is a damaged file.
 
         Args:
             path: What `save` wrote.
             model: What `load` takes.
+            statistics: Those of the rule, which `adapt` needs to go on by optimizer="rms".
         """
         auxiliary = load(model)
-        return cls(auxiliary, *read_update(Path(path), auxiliary))
+        return cls(auxiliary, *read_update(Path(path), auxiliary), statistics=statistics)
+
+
+def training_batch(
+    auxiliary: Auxiliary, input_ids: Array, train_mask: Array | None, **masks: Unpack[LearningMasks]
+) -> Batch:
+    """Sequences of which all tokens are trained on, unless `train_mask` says otherwise."""
+    input_ids = as_tensor("input_ids", input_ids)
+    train_mask = torch.ones_like(input_ids, dtype=torch.bool) if train_mask is None else train_mask
+    return Batch.of(auxiliary, input_ids, train_mask=train_mask, **masks)

@@ -216,6 +216,7 @@ def _as_tensors(keys: Mapping[str, Weight], updates: Updates) -> tuple[dict[str,
 
 def _as_updates(keys: Mapping[str, Weight], tensors: Mapping[str, Tensor], rates: Mapping[str, float]) -> Updates:
     updates = Updates()
+    updates.steps_made = None  # and no velocity: what an optimiser remembers is no part of an update
     for key, weight in keys.items():
         if (vector := tensors.get(f"{key}|vector")) is not None:
             updates.vectors[weight] = vector.to(weight.home)

@@ -188,6 +188,11 @@ class LearningRule:
         return bool(self.momentum or self.decay or self.optimizer == "adam")
 
     @property
+    def needs_history(self) -> bool:
+        """Whether going on needs more than what has been learnt: a velocity, moments, or the number of steps made."""
+        return bool(self.momentum or self.schedule or self.optimizer == "adam")
+
+    @property
     def is_linear(self) -> bool:
         """Whether a change is a sum of multiples of gradients, so that factors need not be formed."""
         return self.optimizer == "sgd"

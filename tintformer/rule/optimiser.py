@@ -109,6 +109,14 @@ class Moments:
         after = (before - rate * self._direction(gradient, rule, by, rms)) * (1 - by.decay)
         return after if by.active is None else torch.where(rows_like(by.active, after), after, before)
 
+    def copied(self) -> Moments:
+        """The same, to go on from without a change of these."""
+        result = Moments()
+        for name in ("velocity", "square", "count"):
+            value = getattr(self, name)
+            setattr(result, name, None if value is None else value.clone())
+        return result
+
     def forget(self, rows: Bool[Tensor, " R"]) -> None:
         """Begin anew in these rows."""
         for name in ("velocity", "square", "count"):

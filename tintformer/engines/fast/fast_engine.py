@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tintformer.auxiliary.description import Auxiliary
-from tintformer.engines.fast.fast_executor import FastExecutor
+from tintformer.engines.fast.fast_executor import FastExecutor, pooled_rank
 from tintformer.engines.fast.reading import Memory, ReadingExecutor
 from tintformer.engines.fast.updates import Updates
 from tintformer.errors import InputError
@@ -71,13 +71,19 @@ class FastEngine:
 
     @undisturbed
     @torch.no_grad()
-    def adapt(self, batch: Batch) -> Updates:
-        """One update from all sequences of the batch, their losses summed."""
+    def adapt(self, batch: Batch, after: Updates | None = None) -> Updates:
+        """One update from all sequences of the batch, their losses summed; it begins with the weights `after` another,
+        and contains that."""
         # The paper's "N-step Fine-Tuning" sums the losses of a batch: here one update is for all, elsewhere one for
         # each. `dual` has no say: the update outlives the pass, so its memory decides the form.
-        executor = FastExecutor(self.auxiliary, self.rule, batch, pooled=True, statistics=self.statistics)
+        before = (after or Updates()).to_go_on(pooled_rank(self.rule, batch), momentum=self.rule.momentum > 0)
+        executor = FastExecutor(
+            self.auxiliary, self.rule, batch, updates=before, pooled=True, statistics=self.statistics
+        )
         walk.train(self.hooks.observed(executor, batch), self.auxiliary, self.rule)
         executor.check_updates()
+        if before.steps_made is not None:
+            before.steps_made += self.rule.steps
         return executor.updates
 
     @undisturbed

@@ -166,7 +166,7 @@ class FastExecutor(TensorStreams):
 
     def numbers(self, step: int) -> Sequence[int]:
         """The number of a step of this pass among all that have been made, row by row or one for all."""
-        return (step,)
+        return ((self.updates.steps_made or 0) + step,)
 
     def rms_of(self, weight: Weight) -> Tensor | None:
         """The root mean square of a weight's gradients, where the rule divides by it."""
@@ -244,8 +244,7 @@ class FastExecutor(TensorStreams):
             if self.rule.needs_matrices:
                 dual = False
             elif self.pooled:  # used again and again: what takes less memory is also what reads faster
-                rank = self.rule.steps * int(self.batch.attention_mask[:, : self.batch.num_reached].sum())
-                dual = smaller_as_factors(inputs, outputs, rank)
+                dual = smaller_as_factors(inputs, outputs, pooled_rank(self.rule, self.batch))
             elif dual is None:
                 tokens, steps = self.batch.input_ids.shape[1], self.rule.steps
                 use = UpdateUse(trained=self.batch.num_reached, tokens=tokens, steps=steps)
@@ -427,3 +426,8 @@ class FastExecutor(TensorStreams):
         size = max(1, self.budget // (self.auxiliary.vocabulary_size * self.wide.itemsize))
         for start in range(0, num_rows, size):
             yield slice(start, start + size)
+
+
+def pooled_rank(rule: LearningRule, batch: Batch) -> int:
+    """The rank of the factors of an update that all sequences share: every token that training reaches adds one."""
+    return rule.steps * int(batch.attention_mask[:, : batch.num_reached].sum())

@@ -170,6 +170,8 @@ class Updates:
         self.vectors: dict[Weight, Tensor] = {}
         self.moments: dict[Weight, Moments] = {}
         """Of the vectors."""
+        self.steps_made: int | None = 0
+        """Steps of descent behind them; None: unknown, and so is what an optimiser remembers of them."""
 
     def formed(self, weights: Iterable[Weight], row: int | None = None) -> dict[Weight, Tensor]:
         """The whole update of those of the weights that have one: `[R, ...]`, or that of one row."""
@@ -184,6 +186,7 @@ class Updates:
     def of(self, weights: Container[Weight]) -> Updates:
         """The updates of these weights alone."""
         result = Updates()
+        result.steps_made = None
         result.matrices = {weight: update for weight, update in self.matrices.items() if weight in weights}
         result.vectors = {weight: update for weight, update in self.vectors.items() if weight in weights}
         return result
@@ -200,6 +203,17 @@ class Updates:
         result = Updates()
         result.matrices = {weight: update.settled(weight.read()) for weight, update in self.matrices.items()}
         result.vectors = dict(self.vectors)
+        return result
+
+    def to_go_on(self, rank: int, *, momentum: bool) -> Updates:
+        """The same updates, for descent that goes on by factors of this rank; nothing of these is changed by it."""
+        result = Updates()
+        result.matrices = {
+            weight: update.to_go_on(weight.read(), rank, momentum=momentum) for weight, update in self.matrices.items()
+        }
+        result.vectors = dict(self.vectors)
+        result.moments = {weight: moments.copied() for weight, moments in self.moments.items()}
+        result.steps_made = self.steps_made
         return result
 
     def forget(self, rows: Bool[Tensor, " R"]) -> None:
@@ -294,6 +308,27 @@ class MatrixUpdate:
             return MatrixUpdate(dual=True, factors=self.factors, own_bias=self.own_bias)
         return MatrixUpdate(dual=False, keep=True, formed=self.matrix(weight))
 
+    def to_go_on(self, weight: Float[Tensor, "O I"], rank: int, *, momentum: bool) -> MatrixUpdate:
+        """A copy that descends further by factors of this rank, in the form that is then smaller."""
+        outputs, inputs = weight.shape
+        held = sum(part.x.shape[1] for part in self.factors)
+        # The bias is read: what factors imply of it is wrong once an update of the bias has been taken away.
+        if self.dual and smaller_as_factors(inputs, outputs, held + rank):
+            return MatrixUpdate(dual=True, keep=True, factors=list(self.factors), own_bias=True)
+        return MatrixUpdate(
+            dual=False, keep=True, dense=self.full(), moments=self.formed_moments(momentum), own_bias=True
+        )
+
+    def formed_moments(self, momentum: bool) -> Moments | None:
+        """A copy of what an optimiser remembers; with momentum factors carry it as coefficients."""
+        if not (momentum and self.factors):
+            return None if self.moments is None else self.moments.copied()
+        moments = Moments()
+        # Factors are subtracted, a velocity is a sum.
+        parts = [replace(part, rate=part.velocity).formed() for part in self.factors]
+        moments.velocity = -sum(parts[1:], parts[0])
+        return moments
+
     def reordered(self, rows: Tensor) -> MatrixUpdate:
         return MatrixUpdate(
             dual=self.dual,
@@ -331,30 +366,43 @@ class RunningMatrix(MatrixUpdate):
     def of(cls, weight: Weight, update: MatrixUpdate, num_rows: int, *, momentum: bool) -> RunningMatrix:
         """From what has been learnt so far, and with `momentum` from how fast."""
         formed = update.matrix(weight.read()).expand(num_rows, -1, -1).clone()
-        moments = update.moments
-        if momentum and update.factors:
-            moments = Moments()
-            # Factors are subtracted, a velocity is a sum.
-            moments.velocity = -sum(
-                (replace(part, rate=part.velocity).formed() for part in update.factors), torch.zeros_like(formed)
-            )
+        moments = update.formed_moments(momentum)
         return cls(weight=weight, formed=formed, moments=moments, own_bias=True)
 
     def step(self, x: Tensor, g: Tensor, rule: LearningRule, by: StepSize, rms: Tensor | None = None) -> None:
         assert self.formed is not None
-        # In place: a copy of every matrix for every sequence is what a stream holds, and it holds one.
         base = self.weight.read()
-        gradient = Factors(x, g, 0.0, 0.0)
-        if rule.optimizer == "muon" and not rule.momentum:
-            gradient = orthogonalised(gradient)
-        elif rule.remembers or not rule.is_linear:
+        if rule.needs_matrices or (rule.momentum and (by.active is not None or isinstance(by.rate, Tensor))):
             self.moments = self.moments or Moments()
             total = torch.bmm(widened(g).mT, widened(x))
             self.formed = base + self.moments.move(self.formed - base, total, rule, by, rms)
             return
-        gradient.stepped(by, own=1.0).add_into(self.formed)
+        # In place: a copy of every matrix for every sequence is what a stream holds, and it holds one.
+        gradient = Factors(x, g, 0.0, 0.0)
+        if rule.momentum:
+            self._accelerate(gradient, by)
+        else:
+            gradient = orthogonalised(gradient) if rule.optimizer == "muon" else gradient
+            gradient.stepped(replace(by, decay=0.0), own=1.0).add_into(self.formed)
         if by.decay:
-            self.formed.lerp_(widened(base).expand_as(self.formed), by.decay)
+            share = torch.tensor(by.decay, dtype=self.formed.dtype, device=self.formed.device)
+            # A row that makes no step keeps what it has learnt.
+            share = share if by.active is None else share * by.active.to(share.device)
+            self.formed.lerp_(widened(base).expand_as(self.formed), share)
+
+    def _accelerate(self, gradient: Factors, by: StepSize) -> None:
+        """A step with momentum, all rows at one rate: the velocity is moved where it stands, and then the matrix."""
+        assert self.formed is not None and not isinstance(by.rate, Tensor)
+        self.moments = self.moments or Moments()
+        inputs, gradients = widened(gradient.x), widened(gradient.g).mT
+        if self.moments.velocity is None:
+            self.moments.velocity = torch.bmm(gradients, inputs)
+        else:
+            self.moments.velocity.baddbmm_(gradients, inputs, beta=by.momentum)
+        if by.nesterov:
+            self.formed.baddbmm_(gradients, inputs, alpha=-by.rate)
+        along = by.rate * by.momentum if by.nesterov else by.rate
+        self.formed.add_(self.moments.velocity, alpha=-along)
 
     def full(self) -> Float[Tensor, "R O I"]:
         assert self.formed is not None
