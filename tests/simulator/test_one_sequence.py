@@ -22,6 +22,7 @@ from tintformer.simulator import prefix
 from tintformer.simulator.geometry import Geometry, LayoutName
 from tintformer.simulator.layouts import Layout
 from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward
+from tintformer.simulator.modules.movement import Movement
 from tintformer.simulator.pieces import Cut
 from tintformer.simulator.primitives.attention import Attention, Positional, linear
 from tintformer.simulator.primitives.tokenwise import DimensionWise
@@ -198,7 +199,7 @@ def test_backward(setting: tuple[LayoutName, int, int, int]) -> None:
 def test_descent(setting: tuple[LayoutName, int, int, int]) -> None:
     s = make_setting(*setting)
     g = s.geometry
-    module = LinearDescent(Layout(g), has_bias=True, learning_rate=RULE.learning_rate, weigh=linear)
+    module = LinearDescent(Layout(g), has_bias=True, movement=Movement(RULE), weigh=linear)
     assert module.constant is not None
     sequence = s.embed({module.gradient: s.dy, module.input: s.x + module.constant.value})
     sees, written = who(g.num_prefix, asks="prefix")
@@ -208,6 +209,6 @@ def test_descent(setting: tuple[LayoutName, int, int, int]) -> None:
     torch.testing.assert_close(after, prefix.tokens(moved, g)[0, 0], **TOLERANCE)
     change = prefix.read(s.wired, moved - s.prefix, g)
     x, dy = s.x[0, 0, :, :10], s.dy[0, 0, :, :7]
-    torch.testing.assert_close(change[s.op.weight], -RULE.learning_rate * dy.mT @ x, **TOLERANCE)
-    torch.testing.assert_close(change[s.op.bias], -RULE.learning_rate * dy.sum(0), **TOLERANCE)
+    torch.testing.assert_close(change[s.op.weight], -RULE.rate * dy.mT @ x, **TOLERANCE)
+    torch.testing.assert_close(change[s.op.bias], -RULE.rate * dy.sum(0), **TOLERANCE)
     check_nothing_else_is_written(output, slice(None, g.num_prefix))
