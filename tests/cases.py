@@ -231,6 +231,23 @@ RULES: dict[str, Callable[..., LearningRule]] = {
 """Every variant of the learning rule, by name; each takes the knobs of `LearningRule`."""
 
 
+DESCENTS: dict[str, dict[str, Any]] = {
+    "momentum": {"momentum": 0.9},
+    "nesterov": {"momentum": 0.8, "nesterov": True},
+    "decay": {"decay": 0.2},
+    "rates": {"rates": {"blocks.0.*": 0.5, "*.value": 2.0, "final.*": 0.0}},
+    "schedule": {"schedule": (1.0, 0.5)},
+    "all": {
+        "momentum": 0.5,
+        "nesterov": True,
+        "decay": 0.1,
+        "rates": {"blocks.0.*": 0.5, "*.value": 2.0},
+        "schedule": (1.0, 0.5, 0.25),
+    },
+}
+"""Every way to descend that is linear in the gradients, as knobs of `make_rule`."""
+
+
 def make_rule(name: str, **knobs: Any) -> LearningRule:
     """A variant with a rate that moves a tiny model without throwing it off."""
     rate = {"quad": 1e-4, "mse": 2e-3, "mean": 2e-2}.get(name, 2e-3)
@@ -251,6 +268,15 @@ def make_batch(*, lengths: tuple[int, ...] = (11, 8, 9), padding: str = "right",
     return {"input_ids": ids, "train_mask": train_mask, "attention_mask": attention_mask}
 
 
+def with_steps(batch: dict[str, Any], num_steps: int, *, idle: tuple[int, int] | None = None) -> dict[str, Any]:
+    """The batch with targets of every step in turn, some of them of all steps; `idle`: a row and its step without."""
+    step_ids = (torch.arange(batch["input_ids"].shape[1]) % (num_steps + 1)).expand(batch["input_ids"].shape).clone()
+    if idle is not None:
+        row, step = idle
+        step_ids[row][(step_ids[row] == step) | (step_ids[row] == 0)] = step % num_steps + 1
+    return {**batch, "step_ids": step_ids}
+
+
 ROUND_OFF = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 """How far two computations of one thing may lie apart, relative to its largest element."""
 
@@ -263,6 +289,22 @@ def assert_same(found: torch.Tensor, expected: torch.Tensor, *, times: float = 1
     """
     atol = times * ROUND_OFF[expected.dtype] * max(1.0, float(expected.abs().max()))
     torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+
+
+def assert_learns_as_torch(name: str, rule: LearningRule, batch: dict[str, Any], **engine: Any) -> None:
+    """Logits and updates of every sequence are those of autograd and torch.optim, and of the reference."""
+    from tintformer import Tint
+
+    model, seen = make_model(name), batch["attention_mask"].bool()
+    ours = call(Tint(model, rule, **engine), batch)
+    for truth in ("oracle", "reference"):
+        true = call(Tint(model, rule, engine=truth), batch)
+        torch.testing.assert_close(ours.logits[seen], true.logits[seen], rtol=0, atol=1e-8)
+        for row in range(len(seen)):
+            found, expected = ours.updates(row), true.updates(row)
+            assert found.keys() == expected.keys()
+            for parameter, update in expected.items():
+                torch.testing.assert_close(found[parameter], update, rtol=0, atol=1e-8)
 
 
 def alone(batch: dict[str, Any], row: int) -> dict[str, Any]:

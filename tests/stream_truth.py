@@ -80,4 +80,5 @@ def _read(
         start = first if carry == "cache" else 0
         options["position_ids"] = torch.arange(start, start + len(ids))[None]
     logits = functional_call(oracle.twin, values, args=(ids[None],), kwargs=options).logits[0]
-    return logits, [(layer.keys.detach(), layer.values.detach()) for layer in past.layers]
+    layers: list[Any] = past.layers
+    return logits, [(layer.keys.detach(), layer.values.detach()) for layer in layers]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import FIRST, make_config, make_model, make_rule
+from cases import DESCENTS, FIRST, make_config, make_model, make_rule, some
 
 import tintformer as tint
 from tintformer.analysis.network_entries import entries, kept
@@ -42,10 +42,21 @@ def measured(layer: Any, frame: Any, dtype: torch.dtype) -> tuple[int, int]:
 
 @pytest.mark.parametrize(("name", "rule"), CASES)
 def test_every_layer_counts_as_its_dense_form(name: str, rule: str) -> None:
-    learn, auxiliary = make_rule(rule), meta_auxiliary(make_config(name), name)
+    assert_counted(name, make_rule(rule))
+
+
+@pytest.mark.parametrize("descent", some(["all", *(each for each in DESCENTS if each != "all")]))
+def test_so_do_layers_of_momentum_decay_and_loops(descent: str) -> None:
+    knobs = DESCENTS[descent]
+    assert_counted("gpt2", make_rule("full", steps=2, **knobs))
+    assert_counted("gpt2", make_rule("full", steps=7, **{**knobs, "schedule": ()}), loop=True)
+
+
+def assert_counted(name: str, learn: tint.LearningRule, **knobs: Any) -> None:
+    auxiliary = meta_auxiliary(make_config(name), name)
     with torch.device("meta"):
-        shapes: Any = tint.Network(auxiliary, learn, max_tokens=5, stack=2)
-    network = tint.compile(make_model(name), learn, max_tokens=5, stack=2)
+        shapes: Any = tint.Network(auxiliary, learn, max_tokens=5, stack=2, **knobs)
+    network = tint.compile(make_model(name), learn, max_tokens=5, stack=2, **knobs)
     assert len(shapes.layers) == len(network.layers)
     for bare, layer in zip(shapes.layers, network.layers, strict=True):
         size = entries(bare, shapes.frame)
@@ -68,8 +79,8 @@ def test_the_cases_have_every_kind_of_layer() -> None:
     } - {"Layer", "TokenLayer"}
     found = {
         count.kind
-        for name, rule in [("gpt2", "full"), ("llama-grouped", "full")]
-        for count in count_network(meta_auxiliary(make_config(name), name), rule=make_rule(rule)).counts
+        for name, rule in [("gpt2", make_rule("full", momentum=0.9)), ("llama-grouped", make_rule("full"))]
+        for count in count_network(meta_auxiliary(make_config(name), name), rule=rule).counts
     }
     assert found == kinds | {CLEARING}
 
@@ -102,7 +113,8 @@ def test_a_loop_stores_its_layers_once() -> None:
         for learn, loop in ((rule, True), (make_rule("default"), False))
     )
     assert looped.total("layers") == looped.layers > 2 * one.layers
-    assert looped.total("structured") == one.total("structured")
+    # And one more, which brings up the loss weights of the next step: 13 coordinates, each from any other.
+    assert looped.total("structured") == one.total("structured") + 13**2
 
 
 @pytest.mark.parametrize(("name", "rule"), [*itertools.product(["gpt2", "llama", "qwen3"], ["default", "full"])])

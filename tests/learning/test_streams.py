@@ -50,9 +50,9 @@ def statistics_of(model: Any) -> dict[str, Tensor]:
     return {name: 0.1 + torch.rand(p.shape, generator=generator, dtype=p.dtype) for name, p in model.named_parameters()}
 
 
-def assert_true(name: str, carry: str, rule: tint.LearningRule, ids: Tensor, **knobs: Any) -> None:
+def assert_true(name: str, carry: Any, rule: tint.LearningRule, ids: Tensor, **knobs: Any) -> None:
     model = make_model(name)
-    options = {"statistics": statistics_of(model)} if rule.optimizer == "rms" else {}
+    options: dict[str, Any] = {"statistics": statistics_of(model)} if rule.optimizer == "rms" else {}
     pieces = list(tint.Tint(model, rule, **options).stream(ids, chunk=CHUNK, window=WINDOW, carry=carry, **knobs))
     found = side_by_side(pieces, ids.shape[1])
     for row in range(len(ids)):
@@ -168,7 +168,9 @@ def test_what_a_row_has_learnt_is_a_model() -> None:
     *_, last = sim.stream(ids, chunk=10, window=20)
     for row in range(2):
         tuned, plain = last.state.tuned(row), last.state.to_hf(row)
-        assert_same(tuned.score(ids, logits="all").logits, plain(ids).logits.detach())
+        found = tuned.score(ids, logits="all").logits
+        assert found is not None
+        assert_same(found, plain(ids).logits.detach())
     with torch.no_grad():
         assert float((last.state.to_hf(0)(ids).logits - last.state.to_hf(1)(ids).logits).abs().max()) > 1e-4
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from cases import FIRST, make_batch, make_model, make_rule, some
+from cases import DESCENTS, FIRST, make_batch, make_model, make_rule, some
 from patience import PATIENCE
 
 import tintformer as tint
@@ -51,6 +51,18 @@ def test_a_graph_learns_as_the_fast_engine_does_with_padding_on_either_side(engi
     found = exported(engine, "llama", rule, 7, dynamic_batch=True)
     for padding in ("left", "right"):
         check_against_fast(found, "llama", rule, make_batch(lengths=(7, 5, 6), padding=padding))
+
+
+@pytest.mark.parametrize("engine", ["network", "fast"])
+def test_a_graph_descends_with_momentum_decay_rates_and_schedule(engine: str) -> None:
+    rule = make_rule("default", steps=2, **DESCENTS["all"])
+    check_against_fast(exported(engine, "gpt2", rule, 6), "gpt2", rule, make_batch(lengths=(6,)))
+
+
+@pytest.mark.parametrize("optimizer", ["rms", "adam", "muon"])
+def test_dense_optimisers_are_no_part_of_an_export(optimizer: str) -> None:
+    with pytest.raises(tint.RuleError, match=f"optimizer='{optimizer}' cannot be part of an export"):
+        PortableFast(load(make_model("gpt2")), make_rule("default", optimizer=optimizer))
 
 
 @pytest.mark.sweep
@@ -176,7 +188,7 @@ def test_the_perplexity_falls_as_in_the_demo(tmp_path: Path, monkeypatch: pytest
     from tintformer.cli.demo import show
     from tintformer.learning.text import find_tokenizer
 
-    demo = show(load("nano-llama"), find_tokenizer("nano-llama"), "visit", None, lambda done: None)
+    demo = show(load("nano-llama"), find_tokenizer("nano-llama"), "visit", None, lambda _: None)
     (tmp_path / "visit.txt").write_text(read_text("visit"), encoding="utf-8")
     graph = tmp_path / "model.onnx"
     options = {"tokens": demo["tokens"], "train-tokens": demo["train_tokens"], "learning-rate": demo["learning_rate"]}

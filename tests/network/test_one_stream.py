@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import assert_same, call, make_batch, make_model, make_rule
+from cases import DESCENTS, assert_same, call, make_batch, make_model, make_rule
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -175,8 +175,20 @@ def test_a_shift_of_tokens_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("name", "rule"), CASES)
 @torch.no_grad()
 def test_every_layer_is_the_one_of_a_textbook(name: str, rule: str) -> None:
-    network, batch, flags = make(name, rule)
-    frame, weights = network.frame, network.frame.stack * network.frame.width
+    assert_textbook(*make(name, rule))
+
+
+@torch.no_grad()
+def test_momentum_and_decay_are_layers_of_a_textbook_too() -> None:
+    rule = make_rule("full", steps=2, **DESCENTS["all"])
+    network = tint.compile(make_model("gpt2"), rule, max_tokens=11)
+    batch = Batch.of(network.auxiliary, **make_batch())
+    assert network.frame.weight_slots == 3 * network.frame.stack
+    assert_textbook(network, batch, network.flags(batch))
+
+
+def assert_textbook(network: tint.Network, batch: Batch, flags: Any) -> None:
+    frame, weights = network.frame, network.frame.weight_slots * network.frame.width
     for layer, before, behind in steps_of(network, batch, flags):
         e = behind.pack()
         assert e.shape == (3, frame.length, frame.dim)

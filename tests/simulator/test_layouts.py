@@ -15,12 +15,14 @@ from tintformer.simulator import prefix
 from tintformer.simulator.geometry import Geometry
 from tintformer.simulator.layouts import Layout
 from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward
+from tintformer.simulator.modules.movement import Movement
 from tintformer.simulator.pieces import Cut, PieceStream
 from tintformer.simulator.primitives.attention import Attention, Port, linear
 from tintformer.simulator.regions import PREFIX
 from tintformer.simulator.wiring import WiredOp
 
 LAYOUTS = ["lean", "paper"]
+MOVEMENT = Movement(tint.LearningRule(learning_rate=0.1))
 
 
 @pytest.mark.parametrize("width", [1, 11, 12, 13, 24, 25, 40])
@@ -37,7 +39,11 @@ def test_values_of_any_width_are_cut_and_put_together(width: int) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_module_whose_regions_do_not_fit_cannot_be_built(layout: Any) -> None:
     narrow, wide = (Geometry(layout=layout, dim_aux=12, stack=1, shards=1, slots=slots) for slots in (1, 2))
-    knobs: dict[str, Any] = {"has_bias": True, "learning_rate": 0.1, "weigh": linear}
+    knobs: dict[str, Any] = {
+        "has_bias": True,
+        "movement": MOVEMENT,
+        "weigh": linear,
+    }
     with pytest.raises(tint.InputError, match="region 'input' needs slot 1, but an embedding has 1 slots"):
         LinearDescent(Layout(narrow), **knobs)
     module = LinearDescent(Layout(wide), **knobs)
@@ -48,7 +54,7 @@ def test_a_module_whose_regions_do_not_fit_cannot_be_built(layout: Any) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_port_reads_declared_regions_alone(layout: Any) -> None:
     maps = Layout(Geometry(layout=layout, dim_aux=12, stack=2, shards=2))
-    other = LinearDescent(maps, has_bias=False, learning_rate=0.1, weigh=linear)
+    other = LinearDescent(maps, has_bias=False, movement=MOVEMENT, weigh=linear)
     module = LinearForward(maps, has_bias=False, weigh=linear)
 
     def attention(value: Port) -> Attention:
@@ -78,7 +84,7 @@ def test_a_linear_layer_for_any_stack_and_shards(stack: int, shards: int, dim_au
     torch.testing.assert_close(PieceStream(y, out).plain(), x @ w.mT + b, **exact)
     dx = LinearBackward(layout, weigh=linear)(gradient, tokens)
     torch.testing.assert_close(PieceStream(dx, into).plain(), dy @ w, **exact)
-    moved = LinearDescent(layout, has_bias=True, learning_rate=0.1, weigh=linear)(gradient, pieces, tokens)
+    moved = LinearDescent(layout, has_bias=True, movement=MOVEMENT, weigh=linear)(gradient, pieces, tokens)
     for row in range(2):
         after: Any = prefix.read(wired, moved[row : row + 1], g)
         torch.testing.assert_close(after[op.weight], w - 0.1 * dy[row].mT @ x[row], **exact)

@@ -22,6 +22,7 @@ from tintformer.simulator import prefix
 from tintformer.simulator.geometry import Geometry, LayoutName
 from tintformer.simulator.layouts import Layout
 from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward
+from tintformer.simulator.modules.movement import Movement
 from tintformer.simulator.pieces import Cut
 from tintformer.simulator.primitives.attention import Attention, Positional, linear
 from tintformer.simulator.primitives.tokenwise import DimensionWise
@@ -198,7 +199,7 @@ def test_backward(setting: tuple[LayoutName, int, int, int]) -> None:
 def test_descent(setting: tuple[LayoutName, int, int, int]) -> None:
     s = make_setting(*setting)
     g = s.geometry
-    module = LinearDescent(Layout(g), has_bias=True, learning_rate=RULE.rate, weigh=linear)
+    module = LinearDescent(Layout(g), has_bias=True, movement=Movement(RULE), weigh=linear)
     assert module.constant is not None
     sequence = s.embed({module.gradient: s.dy, module.input: s.x + module.constant.value})
     sees, written = who(g.num_prefix, asks="prefix")

@@ -27,7 +27,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import call, make_batch, make_model, make_rule
+from cases import DESCENTS, call, make_batch, make_model, make_rule, with_steps
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
@@ -265,9 +265,10 @@ def watched(simulator: Any, batch: dict[str, Any], monkeypatch: pytest.MonkeyPat
         return run
 
     monkeypatch.setattr(Batch, "additive_mask", leave_out(Batch.additive_mask))
-    for name in ("loss_inputs", "num_training"):
-        prepare = SimulatorExecutor.__dict__[name].func
-        monkeypatch.setattr(SimulatorExecutor, name, property(leave_out(prepare)))
+    for name in ("loss_inputs", "moving"):
+        monkeypatch.setattr(SimulatorExecutor, name, leave_out(getattr(SimulatorExecutor, name)))
+    num_training = SimulatorExecutor.__dict__["num_training"].func
+    monkeypatch.setattr(SimulatorExecutor, "num_training", property(leave_out(num_training)))
     monkeypatch.setattr(output, "token_loss", leave_out(output.token_loss))
     given = {key: value for key, value in batch.items() if key != "input_ids"}
     prepared = Batch.of(simulator.auxiliary, batch["input_ids"], **given)
@@ -326,6 +327,12 @@ def test_other_constructions_compute_in_primitives_too(knobs: dict[str, Any], mo
     watch = watched(simulator, make_batch(lengths=(6, 5)), monkeypatch)
     watch.assert_clean()
     assert watch.inside["bmm"] > 20
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_momentum_decay_and_rates_compute_in_primitives_too(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulator = tint.build(make_model("gpt2"), make_rule("full", steps=2, **DESCENTS["all"]), layout=layout)
+    watched(simulator, with_steps(make_batch(), 2, idle=(1, 2)), monkeypatch).assert_clean()
 
 
 def test_the_watch_sees_arithmetic_outside_of_primitives(monkeypatch: pytest.MonkeyPatch) -> None:

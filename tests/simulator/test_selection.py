@@ -23,6 +23,7 @@ from tintformer.simulator.construction import Construction
 from tintformer.simulator.geometry import Geometry
 from tintformer.simulator.layouts import Layout
 from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward
+from tintformer.simulator.modules.movement import Movement
 from tintformer.simulator.pieces import Cut, PieceStream
 from tintformer.simulator.primitives.attention import Attention, linear
 from tintformer.simulator.wiring import WiredOp
@@ -47,7 +48,9 @@ def make(direction: str, stack: int, dtype: torch.dtype, **knobs: Any) -> Any:
         case "backward":
             module = LinearBackward(layout, weigh=weigh)
         case _:
-            module = LinearDescent(layout, has_bias=True, learning_rate=RATE, weigh=weigh)
+            module = LinearDescent(
+                layout, has_bias=True, movement=Movement(tint.LearningRule(learning_rate=RATE)), weigh=weigh
+            )
     return module.to(dtype)
 
 

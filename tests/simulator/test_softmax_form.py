@@ -22,6 +22,7 @@ from tintformer.simulator.construction import SOFTMAX_EPSILONS
 from tintformer.simulator.geometry import Geometry
 from tintformer.simulator.layouts import Layout
 from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward
+from tintformer.simulator.modules.movement import Movement
 from tintformer.simulator.pieces import Cut, PieceStream
 from tintformer.simulator.primitives.attention import Weigh, linear, linear_as_softmax
 from tintformer.simulator.wiring import WiredOp
@@ -54,7 +55,9 @@ def linear_module(phase: str, g: Geometry, weigh: Weigh, dtype: torch.dtype) -> 
         case "backward":
             return LinearBackward(layout, weigh=weigh).to(dtype)(dy, tokens)
         case _:
-            module = LinearDescent(layout, has_bias=True, learning_rate=0.01, weigh=weigh).to(dtype)
+            module = LinearDescent(
+                layout, has_bias=True, movement=Movement(tint.LearningRule(learning_rate=0.01)), weigh=weigh
+            ).to(dtype)
             return module(dy, x, tokens) - tokens
 
 

@@ -22,6 +22,7 @@ from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator.geometry import derive
 from tintformer.simulator.module_factory import signature
 from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward
+from tintformer.simulator.modules.movement import SlotMap
 from tintformer.simulator.modules.norm import DiagonalDescent
 from tintformer.simulator.primitives.attention import Bias, Positional
 from tintformer.simulator.primitives.tokenwise import (
@@ -45,7 +46,7 @@ KINDS: dict[type, str] = {
     Activation: "activation",
     Product: "product",
 }
-ENDS, SCALES = "ends", "descent of norm scales"
+ENDS, SCALES, SLOTS = "ends", "descent of norm scales", "momentum, decay and rates"
 
 _PARTS: dict[type[nn.Module], str] = {
     DimensionWise: "maps between heads",
@@ -54,6 +55,7 @@ _PARTS: dict[type[nn.Module], str] = {
     Bias: "constant queries and keys",
     Narrow: "means and differences",
     Combine: "means and differences",
+    SlotMap: SLOTS,
     GroupNorm: "constants of norms",
     Rotate: "positions of the auxiliary",
     Distance: "positions of the auxiliary",
@@ -176,7 +178,9 @@ class Factor:
     """By which factor it is smaller than the row before."""
 
 
-def factors(auxiliary: Auxiliary, *, stack: int, counted: Iterable[Parameters] = ()) -> list[Factor]:
+def factors(
+    auxiliary: Auxiliary, *, stack: int, counted: Iterable[Parameters] = (), rule: LearningRule | None = None
+) -> list[Factor]:
     """From the paper's formula to the default construction, one factor a row; `counted` need not be counted again."""
     known = {(each.layout, each.tie_blocks): each for each in counted}
     formula = Formula.of(auxiliary.model.config, stack=stack)
@@ -190,7 +194,9 @@ def factors(auxiliary: Auxiliary, *, stack: int, counted: Iterable[Parameters] =
         ("lean", False, "lean: maps shared by all coordinates"),
         ("lean", True, "lean, tied: one block for all layers"),
     ):
-        found = known.get((layout, tied)) or count_parameters(auxiliary, layout=layout, stack=stack, tie_blocks=tied)
+        found = known.get((layout, tied)) or count_parameters(
+            auxiliary, rule=rule, layout=layout, stack=stack, tie_blocks=tied
+        )
         rows.append((name, found.linear_forward, found.structural))
     rows.insert(2, ("lean sizes by the paper's formula", lean.linear, lean.total))
     before = [rows[0][2], *(total for _, _, total in rows)]
@@ -308,9 +314,10 @@ def _differences(simulator: Simulator, formula: Formula) -> list[CountDifference
         "homogeneous constants": of("homogeneous constants"),
         "modules outside of the blocks, such as the final norm": (num_modules - 18 * layers) * q,
         "norm gradients by means and products, not by a wide layer": all_of("norm", "linear")
-        - sum(of(part) for part in (*like_table, SCALES))
+        - sum(of(part) for part in (*like_table, SCALES, SLOTS))
         - 2 * layers * difference,
         "descent of norm scales, which the table leaves out": of(SCALES),
+        "momentum, decay and rates within prefix tokens": of(SLOTS),
         "attention over the auxiliary's own heads": all_of("attention") - stored - 2 * layers * q,
         "positions by which stored scores are read": stored,
         "descent of attention uses the backward module's value gradient": -layers * q,

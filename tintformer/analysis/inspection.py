@@ -238,11 +238,15 @@ def _prefix_plan(simulator: Simulator, wired: WiredOp, token: int) -> PrefixPlan
         return PrefixPlan(pieces=(1, num_in), tokens=num_tokens, token=None, holds=holds, bias=None)
     here = min(token, num_tokens - 1)
     rows = prefix_rows(wired, simulator.geometry)[0, here].tolist()
+    holds = ["nothing" if row < 0 else f"row {row}" for row in rows]
+    rule = simulator.rule
+    for name, kept in (("velocity", rule.momentum), ("base", rule.decay)):
+        holds += [f"{name} of row {row}" if row >= 0 else "nothing" for row in rows if kept]
     return PrefixPlan(
         pieces=(num_out, num_in),
         tokens=num_tokens,
         token=here,
-        holds=tuple("nothing" if row < 0 else f"row {row}" for row in rows),
+        holds=tuple(holds),
         bias=None if getattr(wired.op, "bias", None) is None else simulator.geometry.dim_aux,
     )
 

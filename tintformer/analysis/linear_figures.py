@@ -16,9 +16,11 @@ from torch import Tensor
 
 from tintformer.analysis.figure_grids import Grid, grid_figure
 from tintformer.analysis.figure_parts import BLUE, GREY, ORANGE, WIDTH, fill_cells, new_figure
+from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator.geometry import Geometry
 from tintformer.simulator.layouts import HeadMaps, Layout
 from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward, by_heads
+from tintformer.simulator.modules.movement import Movement
 from tintformer.simulator.primitives.attention import Attention, Port, linear
 from tintformer.simulator.primitives.tokenwise import Constant, DimensionWise, SplitWise
 from tintformer.simulator.regions import PREFIX, Region
@@ -159,7 +161,7 @@ def backward_steps() -> list[Grid]:
 
 def descent_steps() -> list[Grid]:
     """W - rate dy x^T: prefix tokens ask with their positions, text answers."""
-    module = LinearDescent(layout(), has_bias=True, learning_rate=RATE, weigh=linear)
+    module = LinearDescent(layout(), has_bias=True, movement=Movement(LearningRule(learning_rate=RATE)), weigh=linear)
     attention, dy, x = module.attention, _with_constant(None), _with_constant(module.constant)
     text = {
         module.gradient: by_heads(dy, layout(), output=True),

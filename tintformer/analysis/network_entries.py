@@ -16,7 +16,7 @@ from torch import nn
 
 from tintformer.network import attention_layers as attention
 from tintformer.network.flags import SEGMENT_KEY, SEGMENT_QUERY
-from tintformer.network.layers import Layer, LinearMap, Term, TokenLayer, Vocabulary
+from tintformer.network.layers import Layer, LinearMap, Term, TokenLayer, Vocabulary, WeightMap
 from tintformer.network.stream import Frame
 
 
@@ -73,7 +73,20 @@ def _non_zero(layer: LinearMap, terms: list[Term], width: int) -> int:
     return width if matrix is None else layer.num_non_zero[matrix]
 
 
+@entries.register
+def _(layer: WeightMap, frame: Frame) -> Entries:
+    # Weights from velocity and velocity from itself; weights from themselves and from the base.
+    factors = [layer.from_velocity, layer.momentum - 1] if layer.momentum else []
+    factors += [layer.decay, layer.decay] if layer.decay else []
+    return Entries(dense=frame.dim**2, non_zero=frame.stack * frame.width * sum(factor != 0 for factor in factors))
+
+
 # Between tokens.
+
+
+def _num_destinations(into: attention.Destination) -> int:
+    """Slots that a head of descent adds to: one of the weights, of the velocity, or both; none with a rate of 0."""
+    return (into.weights != 0) + (into.velocity != 0)
 
 
 def _heads(frame: Frame, *, heads: int, key: int, value: int) -> int:
@@ -108,7 +121,7 @@ def _(layer: attention.LinearBackward, frame: Frame) -> Entries:
 @entries.register
 def _(layer: attention.LinearDescent, frame: Frame) -> Entries:
     heads, rows = _matrix_heads(layer, frame), frame.width // frame.stack
-    moves = frame.width if layer.learning_rate else 0
+    moves = frame.width * _num_destinations(layer.into)
     non_zero = heads * (2 * rows + frame.width + moves) + _num_constants(layer.matrix, frame)
     return Entries(_heads(frame, heads=heads, key=rows, value=frame.width), non_zero)
 
@@ -122,7 +135,7 @@ def _(layer: attention.ReadRows, frame: Frame) -> Entries:
 
 @entries.register
 def _(layer: attention.RowDescent, frame: Frame) -> Entries:
-    heads, moves = len(layer.rows), frame.width if layer.learning_rate else 0
+    heads, moves = len(layer.rows), frame.width * _num_destinations(layer.into)
     non_zero = heads * (1 + frame.num_tokens + frame.width + moves)
     return Entries(_heads(frame, heads=heads, key=1, value=frame.width), non_zero)
 

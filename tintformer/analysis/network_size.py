@@ -79,7 +79,7 @@ class NetworkSize:
     slots: int
     """Text slots."""
     weight_slots: int
-    """Slots of a prefix token, each with a row of a matrix."""
+    """Slots of a prefix token: a row of a matrix each, and as many more for velocity and base where there are any."""
     slot_width: int
     """Coordinates of a slot."""
     width: int
@@ -166,13 +166,14 @@ def count_layers(network: Network) -> NetworkSize:
     return NetworkSize(
         layers=len(layers),
         slots=frame.num_slots,
-        weight_slots=frame.stack,
+        weight_slots=frame.weight_slots,
         slot_width=frame.width,
         width=frame.dim,
         prefix_tokens=frame.num_prefix,
         text_tokens=frame.num_tokens,
         steps=network.rule.steps,
-        auxiliary=sum(held.values()),
+        # Velocity and base are slots of the prefix tokens as well; they begin as zeros and as the weights.
+        auxiliary=sum(held.values()) + frame.num_prefix * (frame.weight_slots - frame.stack) * frame.width,
         stages=dict(Counter(layer.stage.phase for layer in layers if layer.op != "clear")),
         counts=_counts(network),
         capacity=_capacity(network),

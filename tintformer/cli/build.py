@@ -23,6 +23,7 @@ from tintformer.cli.options import (
 from tintformer.cli.rule_setup import choose_rule, open_model, print_rate, provenance, warnings_as_lines
 from tintformer.console import doing, print_json, print_table, say
 from tintformer.errors import InputError, LoadError
+from tintformer.rule.learning_rule import require_built
 
 if TYPE_CHECKING:
     from tintformer.auxiliary.description import Auxiliary
@@ -52,7 +53,7 @@ def build(
     """
     if rule.auto and text is None and file is None:
         raise InputError("the learning rate is built in: give --learning-rate, or a text to find it on")
-    rule.build()
+    require_built(rule.build(), "a simulator")
     _check_directory(output)
     with warnings_as_lines():
         auxiliary = open_model(model, dtype, device)

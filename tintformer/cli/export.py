@@ -22,6 +22,7 @@ from tintformer.cli.rule_setup import (
 from tintformer.console import doing, print_json, print_table, say
 from tintformer.errors import InputError
 from tintformer.learning.split import TRAIN_FRACTION, Split
+from tintformer.rule.learning_rule import require_built
 
 if TYPE_CHECKING:
     import torch
@@ -122,7 +123,7 @@ def _check_request(
 
     if rule.auto and text is None and file is None:
         raise InputError("the learning rate is built in: give --learning-rate, or a text to find it on")
-    rule.build()
+    require_built(rule.build(), "an export")
     if engine not in ENGINES:
         raise InputError(f"engine={engine!r} cannot be exported; choose one of {', '.join(ENGINES)}")
     if engine != "network" and any(only_network):

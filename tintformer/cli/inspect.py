@@ -24,6 +24,7 @@ from tintformer.cli.rule_setup import choose_rule, finite, open_model, provenanc
 from tintformer.console import print_json, say
 from tintformer.errors import InputError, LoadError
 from tintformer.learning.split import TRAIN_FRACTION, Split
+from tintformer.rule.learning_rule import require_built
 from tintformer.storage.foreign_text import user_path
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def inspect(
     """
     view = View(block=block, everything=everything, token=token, prefix_token=prefix_token, first=first)
     split = Split(train_fraction=train_fraction, train_tokens=train_tokens)
-    rule.build()
+    require_built(rule.build(), "a network" if engine == "network" else "a simulator")
     if engine == "network":
         # Without a text nothing runs, unless values are asked for: then it is the text of `tint verify`.
         content = read(text, file) if values or text is not None or file is not None else None

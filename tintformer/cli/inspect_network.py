@@ -117,7 +117,7 @@ def _sizes(network: Network) -> Record:
         "network": {
             "layers": len(network.layers),
             "slots": frame.num_slots,
-            "weight_slots": frame.stack,
+            "weight_slots": frame.weight_slots,
             "slot_width": frame.width,
             "width": frame.dim,
             "prefix_tokens": frame.num_prefix,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tintformer.analysis.accounting import Parameters
     from tintformer.analysis.paper_formula import Formula
     from tintformer.auxiliary.description import Auxiliary
+    from tintformer.rule.learning_rule import LearningRule
 
 LAYOUTS = ("paper", "lean")
 
@@ -50,10 +51,13 @@ def params(
         typer.Option(help="Text tokens of the compiled network; default: 64, or fewer if the model has fewer."),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of descent in the compiled network; default: 1.")] = None,
+    momentum: Annotated[float, typer.Option(help="Above 0: prefix tokens hold a velocity as well.")] = 0.0,
+    decay: Annotated[float, typer.Option(help="Above 0: prefix tokens hold the base as well.")] = 0.0,
     json: Json = False,
 ) -> None:
     """Count a model's simulator and its compiled network, from its configuration: no weights, nothing is fetched."""
-    counts = count(model, layout=layout, stack=stack, transposition=transposition, tokens=tokens, steps=steps)
+    memory = {"momentum": momentum, "decay": decay}
+    counts = count(model, layout=layout, stack=stack, transposition=transposition, tokens=tokens, steps=steps, **memory)
     if json:
         print_json(counts)
         return
@@ -68,6 +72,8 @@ def count(
     transposition: str | None = None,
     tokens: int | None = None,
     steps: int | None = None,
+    momentum: float = 0.0,
+    decay: float = 0.0,
 ) -> dict[str, Any]:
     """Everything that the command prints: the paper's formula and theorem, the construction, what sets them apart,
     strategies, and the compiled network.
@@ -75,8 +81,10 @@ def count(
     from tintformer.analysis.accounting import count_parameters, factors, non_zero_share
     from tintformer.analysis.network_size import MAX_BLOCKS
     from tintformer.analysis.paper_formula import Formula, strategies
+    from tintformer.rule.learning_rule import LearningRule
     from tintformer.storage.configs import meta_auxiliary, read_config
 
+    rule = LearningRule(learning_rate=1e-4, steps=1 if steps is None else steps, momentum=momentum, decay=decay)
     if layout is not None and layout not in LAYOUTS:
         raise TintError(f"layout={brief(layout)} is unknown; choose one of {', '.join(LAYOUTS)}")
     if layout == "paper" and (tokens, steps) != (None, None):
@@ -86,13 +94,14 @@ def count(
         raise TintError(f"{brief(model)} has {config.num_hidden_layers} blocks; sizes are counted up to {MAX_BLOCKS}")
     formula = Formula.of(config, stack=stack)
     auxiliary = meta_auxiliary(config, model)
-    network = None if layout == "paper" else _network(auxiliary, stack=stack, tokens=tokens, steps=steps)
+    asked = (tokens, steps) != (None, None)
+    network = None if layout == "paper" else _network(auxiliary, rule, stack=stack, tokens=tokens, asked=asked)
     counted = [
-        count_parameters(auxiliary, layout=name, stack=stack, tie_blocks=tied, transposition=transposition)
+        count_parameters(auxiliary, rule=rule, layout=name, stack=stack, tie_blocks=tied, transposition=transposition)
         for name in (LAYOUTS if layout is None else (layout,))
         for tied in (False, True)
     ]
-    rows = factors(auxiliary, stack=stack, counted=counted)
+    rows = factors(auxiliary, stack=stack, counted=counted, rule=rule)
     return {
         "model": model,
         "family": auxiliary.family,
@@ -120,16 +129,16 @@ def _theorem(formula: Formula) -> dict[str, Any]:
     }
 
 
-def _network(auxiliary: Auxiliary, *, stack: int, tokens: int | None, steps: int | None) -> dict[str, Any]:
+def _network(
+    auxiliary: Auxiliary, rule: LearningRule, *, stack: int, tokens: int | None, asked: bool
+) -> dict[str, Any]:
     """The compiled network; where none can be compiled and none was asked for, the reason."""
     from tintformer.analysis.network_size import count_network
-    from tintformer.rule.learning_rule import LearningRule
 
-    rule = LearningRule(learning_rate=1e-4, steps=1 if steps is None else steps)
     try:
         size = count_network(auxiliary, rule=rule, max_tokens=tokens, stack=stack)
     except InputError as error:
-        if (tokens, steps) != (None, None):
+        if asked:
             raise
         return {"reason": str(error)}
     counted = asdict(size)

@@ -75,7 +75,7 @@ def run(
     if statistics is not None:
         knobs = {**knobs, "statistics": statistics}
     if adapted is None:
-        _check_knobs(engine, knobs)
+        _check_knobs(engine, knobs, rule)
     else:
         training = given_names({**knobs, **rule}, train_fraction=train_fraction, train_tokens=train_tokens)
         _check_adapted(adapted, training)
@@ -132,11 +132,12 @@ def _check_adapted(adapted: Path, training: list[str]) -> None:
         raise InputError(f"there is no file {adapted}; write one with `tint adapt`")
 
 
-def _check_knobs(engine: str, knobs: dict[str, Any]) -> None:
-    """Refuse an unknown engine and knobs that it does not have, before a rate is looked for."""
-    from tintformer.learning.engine_registry import check_options
+def _check_knobs(engine: str, knobs: dict[str, Any], rule: RuleOptions) -> None:
+    """Refuse an unknown engine, and knobs and rules that it does not have, before a rate is looked for."""
+    from tintformer.learning.engine_registry import check_options, check_rule
 
     check_options(engine, knobs)
+    check_rule(engine, rule.build())
 
 
 def most_changed(result: LearnResult, top: int) -> list[dict[str, Any]]:

@@ -208,13 +208,16 @@ class TensorExecutor(TensorStreams):
             case _:
                 raise AssertionError(f"{op.name} has no parameters")
         # Updates stand beside the weights and add up over the steps: the auxiliary itself never changes.
-        step = self.stage.step or 1
-        active = self.batch.train_positions_at(step).any(1)
-        by = StepSize.of(self.rule, op.name, (step,), rates=self.batch.rates, active=active)
+        by = self._step_size(op.name)
         for weight in trained:
             moments = self.moments.setdefault(weight, Moments())
             rms = None if self.statistics is None else self.statistics[weight]
             self.updates[weight] = moments.move(self.updates.get(weight), gradients[weight], self.rule, by, rms)
+
+    def _step_size(self, op: str) -> StepSize:
+        step = self.stage.step or 1
+        active = self.batch.train_positions_at(step).any(1)
+        return StepSize.of(self.rule, op, (step,), rates=self.batch.rates, active=active)
 
     def _scale(self, op: Norm) -> Tensor | None:
         scale = self.value(op.scale)

@@ -16,6 +16,7 @@ from tintformer.engines.reference import TensorExecutor
 from tintformer.execution.batch import TracedBatch
 from tintformer.rule import head, linear
 from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.optimiser import Moments, StepSize, step_rate
 from tintformer.rule.trainable import trained_weights
 
 
@@ -26,6 +27,10 @@ class TracedExecutor(TensorExecutor):
         super().__init__(auxiliary, rule, batch)
         self.factors: dict[Weight, list[tuple[Tensor, Tensor]]] = {}
         """Inputs and output gradients, those times minus the rate, of every step."""
+        self.gradients: dict[Weight, list[tuple[Tensor, Tensor]]] = {}
+        """The same as they came."""
+        self.shares: dict[Weight, list[tuple[Any, Any]]] = {}
+        """How much each of them counts in the update and in the velocity."""
 
     def forward(self, op: Op | Join, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Any]:
         y, saved = super().forward(op, inputs)
@@ -48,12 +53,28 @@ class TracedExecutor(TensorExecutor):
         if not isinstance(op, Linear):
             super().descend(op, saved, gradient)
             return
-        scaled = gradient * -self.rule.rate
         for weight in trained_weights(self.rule, op):
             if weight is op.weight:
-                self.factors.setdefault(weight, []).append((saved[0], scaled))
+                self._descend_matrix(weight, self._step_size(op.name), saved[0], gradient)
             else:
-                self.updates[weight] = self.updates.get(weight, 0) + linear.bias_gradient(scaled)
+                moments = self.moments.setdefault(weight, Moments())
+                summed, by = linear.bias_gradient(gradient), self._step_size(op.name)
+                self.updates[weight] = moments.move(self.updates.get(weight), summed, self.rule, by)
+
+    def _descend_matrix(self, weight: Weight, by: StepSize, x: Tensor, dy: Tensor) -> None:
+        gradients = [*self.gradients.get(weight, []), (x, dy)]
+        # Momentum and decay change how much the gradients of earlier steps count.
+        shares = [by.of_factors(rate, velocity, 0.0) for rate, velocity in self.shares.get(weight, [])]
+        self.gradients[weight], self.shares[weight] = gradients, [*shares, by.of_factors(0.0, 0.0, 1.0)]
+        self.factors[weight] = [
+            (x, dy * -rate) for (x, dy), (rate, _) in zip(gradients, self.shares[weight], strict=True)
+        ]
+
+    def _step_size(self, op: str) -> StepSize:
+        # A sequence without targets has none in any step: its gradients are zero, and nothing of it ever moves.
+        rule = self.rule
+        rate = step_rate(rule, op, self.stage.step or 1)
+        return StepSize(rate=rate, momentum=rule.momentum, nesterov=rule.nesterov, decay=rule.decay)
 
     def loss_gradient(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         weight, bias = self.value(self.auxiliary.head.weight), self.value(self.auxiliary.head.bias)

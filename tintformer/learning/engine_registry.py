@@ -10,7 +10,7 @@ from typing import Any, Literal
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.errors import InputError, TintError
 from tintformer.execution.engine import Engine
-from tintformer.rule.learning_rule import LearningRule, require_number, require_rule
+from tintformer.rule.learning_rule import LearningRule, require_built, require_rule
 from tintformer.typed_fields import checked
 
 Capability = Literal["adapts", "continues", "takes_rates"]
@@ -78,11 +78,16 @@ def engines_that(capability: Capability) -> tuple[str, ...]:
 def make_engine(name: str, auxiliary: Auxiliary, rule: LearningRule, **options: Any) -> Engine:
     """The engine of that name; an unknown name, or an option that it does not take, is an error."""
     check_options(name, options)
-    if require_rule(rule).is_auto and "takes_rates" not in ENGINES[name].capabilities:
-        require_number(rule, f"a {ENGINES[name].title}")
+    check_rule(name, rule)
     # By name and only now: the simulator and the oracle bring in much that most callers never need.
     module, _, factory = ENGINES[name].factory.rpartition(".")
     return getattr(import_module(module), factory)(auxiliary, require_rule(rule), **options)
+
+
+def check_rule(name: str, rule: LearningRule) -> None:
+    """Refuse a rule that an engine would hold in its weights and cannot: an automatic rate, a dense optimiser."""
+    if "takes_rates" not in ENGINES[name].capabilities:
+        require_built(rule, f"a {ENGINES[name].title}")
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from tintformer.auxiliary.description import Auxiliary, compute_dtype
@@ -29,6 +28,7 @@ from tintformer.execution import walk
 from tintformer.execution.arrays import Array
 from tintformer.execution.batch import Chunk
 from tintformer.execution.engine import parameter_updates, undisturbed
+from tintformer.execution.output import Predictions
 from tintformer.learning.streams import Carry, StreamSettings, read_stream
 from tintformer.learning.update_files import base_hash, read_object
 from tintformer.rule.learning_rule import LearningRule, require_rule
@@ -266,7 +266,9 @@ class _Collector(FastEngine):
 
     @undisturbed
     @torch.no_grad()
-    def read(self, chunk: Chunk, memory: Memory, *, size: int, tokens: int, keep: int) -> Float[Tensor, " evaluated"]:
+    def read(
+        self, chunk: Chunk, memory: Memory, *, size: int, tokens: int, keep: int, logits: bool = False
+    ) -> Predictions:
         executor = GradientExecutor(self.auxiliary, self.rule, chunk, memory, size=size, tokens=tokens)
         walk.train(executor, self.auxiliary, self.rule)
         executor.check_gradients()
@@ -276,7 +278,7 @@ class _Collector(FastEngine):
         # The next chunk is read with the weights as they came.
         memory.updates = Updates()
         assert executor.scores is not None
-        return executor.scores.to(chunk.input_ids.device)
+        return Predictions(losses=executor.scores.to(chunk.input_ids.device), logits=None)
 
     def _add(self, updates: Updates, row: int) -> None:
         """One step at rate 1 is minus the gradient."""

@@ -9,7 +9,7 @@ N input pieces, M output pieces, R rows of a norm, H heads, J key/value heads, G
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -81,6 +81,22 @@ class LinearBackward(Layer):
         return e.add(self.write_slots, dx_BTNW.unbind(2))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Destination:
+    """What a gradient is multiplied by where descent adds it: to the weights, to their velocity, or to both."""
+
+    weights: float = 0.0
+    velocity: float = 0.0
+
+    def __call__(self, e: Stream, block: int, gradient: Callable[[float], Tensor]) -> Stream:
+        """Add a gradient, which is given times a factor."""
+        if not self.velocity:
+            return e.add_to_prefix(block, gradient(self.weights))
+        change = gradient(1.0)
+        weights = change * self.weights if self.weights else None
+        return e.add_to_prefix(block, weights, change if self.velocity == 1.0 else change * self.velocity)
+
+
 class LinearDescent(Layer):
     """W - eta dy x^T, and the bias with it: prefix tokens ask with their one-hot positions, the text answers."""
 
@@ -90,10 +106,10 @@ class LinearDescent(Layer):
         inputs: Sequence[Quantity],
         gradients: Sequence[Quantity],
         matrix: Matrix,
-        learning_rate: float,
+        into: Destination,
     ):
         super().__init__((flag, *inputs, *gradients), ())
-        self.matrix, self.learning_rate = matrix, learning_rate
+        self.matrix, self.into = matrix, into
 
     def forward(self, e: Stream) -> Stream:
         flag, *regions = e.read(self.read_slots)
@@ -101,8 +117,11 @@ class LinearDescent(Layer):
         dy_BTMW = torch.stack(regions[self.matrix.num_in :], dim=2)
         stack = e.prefix[self.matrix.block].shape[2]
         dy_BTMSK = dy_BTMW.unflatten(3, (stack, -1))
-        change = torch.einsum("btmsk,btnw->bmnksw", dy_BTMSK, x_BTNW * -self.learning_rate)
-        return e.add_to_prefix(self.matrix.block, change.flatten(1, 3))
+
+        def gradient(factor: float) -> Tensor:
+            return torch.einsum("btmsk,btnw->bmnksw", dy_BTMSK, x_BTNW * factor).flatten(1, 3)
+
+        return self.into(e, self.matrix.block, gradient)
 
 
 class ReadRows(Layer):
@@ -121,17 +140,18 @@ class ReadRows(Layer):
 class RowDescent(Layer):
     """Moves vectors of the prefix by the sum over the text: prefix tokens ask, every text token answers."""
 
-    def __init__(self, reads: Sequence[Quantity], block: int, rows: Sequence[int], learning_rate: float):
+    def __init__(self, reads: Sequence[Quantity], block: int, rows: Sequence[int], into: Destination):
         """`rows`: the prefix token of its block that each gradient moves."""
         super().__init__(reads, ())
-        self.block, self.rows, self.learning_rate = block, tuple(rows), learning_rate
+        self.block, self.rows, self.into = block, tuple(rows), into
 
     def forward(self, e: Stream) -> Stream:
         sums = dict(zip(self.rows, (region.sum(1) for region in e.read(self.read_slots)), strict=True))
         tokens = e.prefix[self.block]
         nothing = torch.zeros_like(next(iter(sums.values())))
-        moves = torch.stack([sums.get(row, nothing) for row in range(tokens.shape[1])], dim=1) * -self.learning_rate
-        return e.add_to_prefix(self.block, functional.pad(moves[:, :, None], (0, 0, 0, tokens.shape[2] - 1)))
+        rows = torch.stack([sums.get(row, nothing) for row in range(tokens.shape[1])], dim=1)
+        moves = functional.pad(rows[:, :, None], (0, 0, 0, tokens.shape[2] - 1))
+        return self.into(e, self.block, lambda factor: moves * factor)
 
 
 class NextToken(Layer):

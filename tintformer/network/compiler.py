@@ -7,6 +7,7 @@ nobody reads any more gives its slot back, and a slot is cleared, by subtracting
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -17,8 +18,8 @@ from torch import Tensor
 from tintformer.auxiliary.ops import Activation, Add, Attend, Join, Linear, Norm, Op, Product, Rotary, Weight
 from tintformer.execution.executor import Stage
 from tintformer.network import attention_layers as attention
-from tintformer.network.attention_layers import Heads, Matrix
-from tintformer.network.flags import COORDINATES, coordinate
+from tintformer.network.attention_layers import Destination, Heads, Matrix
+from tintformer.network.flags import COORDINATES, loss_coordinate, num_coordinates
 from tintformer.network.layers import (
     ActivationUnit,
     GatedUnit,
@@ -28,7 +29,9 @@ from tintformer.network.layers import (
     Quantity,
     Term,
     Vocabulary,
+    WeightMap,
 )
+from tintformer.rule.optimiser import rate_factor, step_rate
 from tintformer.simulator.module_factory import module_name
 from tintformer.simulator.modules.norm import ReadRows, RowDescent
 from tintformer.simulator.modules.self_attention import AttentionBackward
@@ -100,8 +103,9 @@ class Program:
 class Compiler:
     """An executor whose streams are symbols; implements `Executor`."""
 
-    def __init__(self, simulator: Simulator, *, num_tokens: int):
-        self.simulator, self.num_tokens = simulator, num_tokens
+    def __init__(self, simulator: Simulator, *, num_tokens: int, num_loops: int = 1):
+        """`num_loops`: how often the layers of the first step will run."""
+        self.simulator, self.num_tokens, self.num_loops = simulator, num_tokens, num_loops
         self.geometry = simulator.geometry
         self.program = Program()
         self.stage, self.op = Stage("below"), "embedding"
@@ -110,7 +114,9 @@ class Compiler:
         self.turns: dict[int, torch.nn.Parameter] = {}
         """The quarter turn of each rotary in use, by its number: wide, so that all layers share one."""
         self.later = torch.ones(num_tokens, num_tokens, dtype=torch.bool).triu(1)
-        self.flags = self._given("flags", -(-len(COORDINATES) // self.geometry.dim_slot))
+        self.moved: list[int] = []
+        """Prefix blocks that this step has moved so far."""
+        self.flags = self._given("flags", -(-num_coordinates(simulator.rule) // self.geometry.dim_slot))
 
     @property
     def flag(self) -> Quantity:
@@ -140,6 +146,8 @@ class Compiler:
     # What the walk asks for.
 
     def begin(self, stage: Stage) -> None:
+        if self.stage.phase == "backward":
+            self._end_step()
         self.stage = stage
 
     def embed(self) -> Symbol:
@@ -213,14 +221,58 @@ class Compiler:
         self.op, self.phase = op.name, "descent"
         (x,) = saved
         assert isinstance(op, Linear | Norm), f"{op.name} has no parameters"
+        self.moved.append(self._prefix(op).block)
         if isinstance(op, Linear):
-            rate = self.simulator.rule.rate
-            layer = attention.LinearDescent(self.flag, x.quantities, gradient.quantities, self._matrix(op), rate)
-            self.emit(layer)
+            matrix, into = self._matrix(op), self._destination()
+            self.emit(attention.LinearDescent(self.flag, x.quantities, gradient.quantities, matrix, into))
             return
         module = self.simulator.modules_of(op).descent_module
         assert module is not None, f"{op.name} was not expected to be trained"
         module(gradient, x, self._prefix(op))
+
+    def _destination(self) -> Destination:
+        """Where this op's gradient goes in this step."""
+        rule, step = self.simulator.rule, self.stage.step or 1
+        weights = -step_rate(rule, self.op, step)
+        if not rule.momentum:
+            return Destination(weights=weights)
+        # The op's own factor is part of its velocity: what is left of the rate is the same for all prefix tokens.
+        return Destination(weights=weights if rule.nesterov else 0.0, velocity=rate_factor(rule, self.op))
+
+    def _end_step(self) -> None:
+        """Behind the last descent of a step: momentum and decay, and the next step's loss weights if it loops."""
+        rule, step = self.simulator.rule, self.stage.step or 1
+        self.op, self.phase = "step", "descent"
+        if rule.remembers:
+            along = rule.momentum if rule.nesterov else 1.0
+            from_velocity = -(1 - rule.decay) * rule.rate * rule.schedule_factor(step) * along
+            self.emit(WeightMap(self.moved, from_velocity=from_velocity, momentum=rule.momentum, decay=rule.decay))
+        if self.num_loops > 1:
+            self._shift_loss_weights()
+        self.moved = []
+
+    def _shift_loss_weights(self) -> None:
+        """Every loss weight moves up to the place of the step before it: the layers of a loop read one place."""
+        width, last = self.geometry.dim_slot, loss_coordinate(self.num_loops) + 1
+        size, dtype = min(width, last), self.simulator.dtype
+        matrices: dict[tuple[int, int], Tensor] = {}
+        for step in range(1, self.num_loops):
+            place, following = loss_coordinate(step), loss_coordinate(step + 1)
+            for source, factor in ((place, -1.0), (following, 1.0)):
+                between = place // width, source // width
+                matrix = matrices.setdefault(between, torch.zeros(size, size, dtype=dtype))
+                matrix[place % width, source % width] = factor
+        written = sorted({slot for slot, _ in matrices})
+        terms = [Term(written.index(slot), read, matrix=i) for i, (slot, read) in enumerate(matrices)]
+        places = [self.flags[slot] for slot in written]
+        # Each weight that moves has an entry where it comes from and one where it goes to.
+        sizes = Counter(
+            (loss_coordinate(step) // width, loss_coordinate(step + more) // width)
+            for step in range(1, self.num_loops)
+            for more in (0, 1)
+        )
+        non_zero = [sizes[between] for between in matrices]
+        self.emit(LinearMap(self.flags, places, terms, list(matrices.values()), num_non_zero=non_zero))
 
     def add(self, terms: Sequence[Symbol]) -> Symbol:
         self.phase = "backward"  # the walk adds gradients, behind the descent of an op too
@@ -248,10 +300,11 @@ class Compiler:
             self.emit(Vocabulary(self.flag, read, write, unit))
         self.emit(attention.NextToken(self._given("target", 1)[0], write, self.num_tokens))
         weight = self.symbol("weight", 1)
-        spread = torch.zeros(self.geometry.dim_slot, coordinate("loss weight") + 1, dtype=self.simulator.dtype)
-        spread[:, coordinate("loss weight")] = 1
+        slot, place = divmod(loss_coordinate(self.stage.step or 1), self.geometry.dim_slot)
+        spread = torch.zeros(self.geometry.dim_slot, place + 1, dtype=self.simulator.dtype)
+        spread[:, place] = 1
         terms = [Term(0, 0, matrix=0)]
-        self.emit(LinearMap([self.flag], weight.quantities, terms, [spread], num_non_zero=[len(spread)]))
+        self.emit(LinearMap([self.flags[slot]], weight.quantities, terms, [spread], num_non_zero=[len(spread)]))
         return Symbol(self, self._gated(gradient, weight, tokenwise.Gated()).quantities, x.cut)
 
     # The parts of modules.
@@ -335,7 +388,7 @@ class Compiler:
             for piece, quantity in enumerate(gradients[region].quantities):
                 reads.append(quantity)
                 rows.append(piece * num_rows + row)
-        self.emit(attention.RowDescent(reads, prefix.block, rows, self.simulator.rule.rate))
+        self.emit(attention.RowDescent(reads, prefix.block, rows, self._destination()))
         return prefix
 
     # Linear layers and attention.
@@ -398,7 +451,7 @@ class Compiler:
             attention.SoftmaxAttention(
                 op,
                 self._heads(op),
-                self.flags,
+                self.flags[: -(-len(COORDINATES) // self.geometry.dim_slot)],
                 query.quantities,
                 key.quantities,
                 into.quantities,
@@ -494,7 +547,7 @@ def allocate(program: Program, *, keep: Sequence[Quantity], num_loops: int = 1) 
         given = {quantity for quantities in program.given.values() for quantity in quantities}
         earlier = given.union(*(layer.writes for layer in layers[:first]))
         read = {quantity for layer in layers[first:behind] for quantity in layer.reads}
-        allocator.keep_until(behind - 1, earlier & read)
+        allocator.keep_until(behind, earlier & read)
         below = allocator.place(layers[:first])
         below += allocator.clear(layers[first])
         body = allocator.place(layers[first:behind], first)

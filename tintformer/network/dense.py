@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tintformer.network import attention_layers as attention
 from tintformer.network.attention_layers import Heads
 from tintformer.network.flags import SEGMENT_KEY, SEGMENT_QUERY, coordinate
-from tintformer.network.layers import Layer, LinearMap, TokenLayer
+from tintformer.network.layers import Layer, LinearMap, TokenLayer, WeightMap
 from tintformer.network.stream import Frame
 from tintformer.simulator.primitives.tokenwise import constant
 
@@ -40,14 +40,8 @@ class Dense(nn.Module):
 class DenseLinear(Dense):
     """e + e A."""
 
-    def __init__(self, layer: LinearMap, frame: Frame, dtype: torch.dtype):
+    def __init__(self, layer: Layer, matrix: Float[Tensor, "dim dim"]):
         super().__init__(layer)
-        basis = torch.eye(frame.dim, dtype=dtype)[None]
-        columns = layer.compute(*(basis[..., frame.text_slot(slot)] for slot in layer.read_slots))
-        matrix = torch.zeros(frame.dim, frame.dim, dtype=dtype)
-        for slot, column in zip(layer.write_slots, columns, strict=True):
-            if slot is not None:
-                matrix[:, frame.text_slot(slot)] += column[0]
         self.matrix = constant(matrix)
 
     def forward(self, e: Embedding) -> Embedding:
@@ -118,8 +112,33 @@ def dense_form(layer: Layer, frame: Frame, dtype: torch.dtype) -> Dense:
     raise AssertionError(f"{type(layer).__name__} has no dense form")
 
 
-dense_form.register(LinearMap, DenseLinear)
 dense_form.register(TokenLayer, DenseToken)
+
+
+@dense_form.register
+def _(layer: LinearMap, frame: Frame, dtype: torch.dtype) -> Dense:
+    basis = torch.eye(frame.dim, dtype=dtype)[None]
+    columns = layer.compute(*(basis[..., frame.text_slot(slot)] for slot in layer.read_slots))
+    matrix = torch.zeros(frame.dim, frame.dim, dtype=dtype)
+    for slot, column in zip(layer.write_slots, columns, strict=True):
+        if slot is not None:
+            matrix[:, frame.text_slot(slot)] += column[0]
+    return DenseLinear(layer, matrix)
+
+
+@dense_form.register
+def _(layer: WeightMap, frame: Frame, dtype: torch.dtype) -> Dense:
+    matrix, one = torch.zeros(frame.dim, frame.dim, dtype=torch.float64), eye(frame.width)
+    for number in range(frame.stack):
+        weights = frame.weight_slot(number)
+        if frame.momentum:
+            velocity = frame.velocity_slot(number)
+            matrix[velocity, weights] = layer.from_velocity * one
+            matrix[velocity, velocity] = (layer.momentum - 1) * one
+        if frame.decay:
+            matrix[weights, weights] = -layer.decay * one
+            matrix[frame.base_slot(number), weights] = layer.decay * one
+    return DenseLinear(layer, matrix.to(dtype))
 
 
 def _pieces(matrix: attention.Matrix, frame: Frame) -> Any:
@@ -172,8 +191,15 @@ def _(layer: attention.LinearDescent, frame: Frame, dtype: torch.dtype) -> Dense
         result.at_query[tokens, head] = eye(rows)
         result.key[frame.text_slot(gradients[m])][part, head] = eye(rows)
         _read_input(result.value, layer.matrix, head, n, inputs, flag, frame)
-        result.output[head][:, weights] = eye(frame.width) * -layer.learning_rate
+        _send(result.output[head], layer.into, weights.start // frame.width, frame)
     return result
+
+
+def _send(output: Tensor, into: attention.Destination, slot: int, frame: Frame) -> None:
+    """A gradient goes to a slot of the weights and to that of their velocity."""
+    output[:, frame.weight_slot(slot)] = eye(frame.width) * into.weights
+    if frame.momentum:
+        output[:, frame.velocity_slot(slot)] = eye(frame.width) * into.velocity
 
 
 def _read_input(
@@ -211,7 +237,7 @@ def _(layer: attention.RowDescent, frame: Frame, dtype: torch.dtype) -> Dense:
         result.at_query[frame.block(layer.block).start + row, head] = 1
         result.at_key[frame.num_prefix :, head] = 1
         result.value[frame.text_slot(slot), head] = eye(frame.width)
-        result.output[head][:, frame.weight_slot(0)] = eye(frame.width) * -layer.learning_rate
+        _send(result.output[head], layer.into, 0, frame)
     return result
 
 

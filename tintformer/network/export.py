@@ -22,7 +22,7 @@ from tintformer.execution import walk
 from tintformer.execution.batch import TracedBatch
 from tintformer.network.network import Network
 from tintformer.network.operators import EMBED, OperatorCount, check_operators, count_operators
-from tintformer.rule.learning_rule import LearningRule, require_number
+from tintformer.rule.learning_rule import LearningRule, require_built
 from tintformer.rule.trainable import trainable_weights
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class PortablePass(nn.Module):
 
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule, *, updates: bool):
         super().__init__()
-        self.auxiliary, self.rule = auxiliary, require_number(rule, "an export")
+        self.auxiliary, self.rule = auxiliary, require_built(rule, "an export")
         self.names = sorted({weight.name for weight in trainable_weights(rule, auxiliary)}) if updates else []
         """The Hugging Face parameters whose updated values are put out behind the logits."""
 

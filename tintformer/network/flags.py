@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tintformer.execution.batch import SHARED, Batch
+from tintformer.rule.learning_rule import LearningRule
 
 COORDINATES = (
     "text",
@@ -28,7 +29,10 @@ COORDINATES = (
     "distance",
     "position",
 )
-"""In this order, from the first coordinate of the first flag slot on. `own` is 1 where a token is not shared."""
+"""In this order, from the first coordinate of the first flag slot on. `own` is 1 where a token is not shared.
+
+The loss weights of all steps but the first follow behind them.
+"""
 
 SEGMENT_QUERY = {"segment squared": (0, -1.0), "segment": (1, 2.0), "text": (2, -1.0), "padding": (3, -1.0)}
 SEGMENT_KEY = {"own": (0, 1.0), "own segment": (1, 1.0), "own segment squared": (2, 1.0), "shared": (3, 1.0)}
@@ -39,12 +43,22 @@ def coordinate(name: str) -> int:
     return COORDINATES.index(name)
 
 
+def loss_coordinate(step: int) -> int:
+    """Where the loss weight of a step stands, from 1."""
+    return coordinate("loss weight") if step == 1 else len(COORDINATES) + step - 2
+
+
+def num_coordinates(rule: LearningRule) -> int:
+    """Coordinates of all flags."""
+    return len(COORDINATES) + rule.steps - 1
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Flags:
     """The text's coordinates, `[B, T]` each."""
 
-    loss_weight: Tensor
-    """0 where no training target is predicted; else 1, or one over the number of targets of the sequence."""
+    loss_weights: tuple[Tensor, ...]
+    """By step: 0 where no target of the step is predicted; else 1, or one over their number in the sequence."""
     segment: Tensor
     """Numbers from 0; -1 for shared tokens, and for padding token t the number -(t + 2)."""
     padding: Tensor
@@ -55,14 +69,15 @@ class Flags:
     """Position ids."""
 
     @classmethod
-    def of(cls, batch: Batch, *, mean: bool) -> Flags:
+    def of(cls, batch: Batch, rule: LearningRule) -> Flags:
         """From a checked batch."""
+        mean, every_step = rule.reduction == "mean", range(1, rule.steps + 1)
         attended, shared = batch.attention_mask, batch.attention_mask & (batch.segment_ids == SHARED)
         alone = -2 - torch.arange(attended.shape[1], device=attended.device)
         # Ranks, because squares of a user's own numbers might not be exact.
         segment = torch.where(attended, torch.where(shared, SHARED, batch.segment_ranks), alone)
         return cls(
-            loss_weight=loss_weight(batch.train_positions, mean=mean),
+            loss_weights=tuple(loss_weight(batch.train_positions_at(step), mean=mean) for step in every_step),
             segment=segment,
             padding=~attended,
             shared=shared,
@@ -76,7 +91,7 @@ class Flags:
         own = 1 - shared
         columns = {
             "text": torch.ones_like(segment),
-            "loss weight": self.loss_weight.to(dtype),
+            "loss weight": self.loss_weights[0].to(dtype),
             "segment": segment,
             "segment squared": segment * segment,
             "padding": self.padding.to(dtype),
@@ -87,10 +102,11 @@ class Flags:
             "distance": self.distance.to(dtype),
             "position": self.position.to(dtype),
         }
-        return torch.stack([columns[name] for name in COORDINATES], dim=-1)
+        later = [weight.to(dtype) for weight in self.loss_weights[1:]]
+        return torch.stack([*(columns[name] for name in COORDINATES), *later], dim=-1)
 
 
 def loss_weight(train_positions: Tensor, *, mean: bool) -> Tensor:
-    """How much each position counts in the loss of its sequence."""
+    """How much each position counts in the loss of its sequence in one step."""
     weight = train_positions.to(torch.float64)
     return weight / train_positions.sum(-1, keepdim=True).clamp(min=1) if mean else weight

@@ -109,6 +109,31 @@ class LinearMap(TokenLayer):
         return [sums[i] if self.scale == 1.0 else sums[i] * self.scale for i in range(len(self.write_slots))]
 
 
+class WeightMap(Layer):
+    """Momentum and decay at the end of a step: a linear map within prefix tokens, the same one for all of them.
+
+    Weights get multiples of the velocity and of their distance from the base, the velocity is multiplied.
+    """
+
+    def __init__(self, blocks: Sequence[int], *, from_velocity: float, momentum: float, decay: float):
+        """`blocks`: the ops that have moved; in all others velocity and distance are zero."""
+        super().__init__((), ())
+        self.blocks = tuple(blocks)
+        self.from_velocity, self.momentum, self.decay = from_velocity, momentum, decay
+
+    def forward(self, e: Stream) -> Stream:
+        for block in self.blocks:
+            weights, faster, terms = e.prefix[block], None, []
+            if self.decay:
+                # A difference first: what has not moved is not moved by rounding.
+                terms.append((e.base[block] - weights) * self.decay)
+            if self.momentum:
+                terms.append(e.velocity[block] * self.from_velocity)
+                faster = e.velocity[block] * (self.momentum - 1)
+            e = e.add_to_prefix(block, terms[0] if len(terms) == 1 else terms[0] + terms[1], faster)
+        return e
+
+
 class GatedUnit(TokenLayer):
     """left * s(right), slot by slot; s is the identity or the derivative of an activation."""
 

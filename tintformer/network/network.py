@@ -27,7 +27,7 @@ from tintformer.network.layers import Quantity
 from tintformer.network.softmax_heads import by_softmax
 from tintformer.network.stream import Frame, Stream
 from tintformer.rule.attention import rotation
-from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.learning_rule import LearningRule, require_built
 from tintformer.simulator import checkpoint, prefix
 from tintformer.simulator.construction import AttentionForm, Construction, SoftmaxForm
 from tintformer.simulator.geometry import DEFAULT_STACK
@@ -111,7 +111,9 @@ class Embed(nn.Module):
         for name, slots in self.slots.items():
             for slot, piece in zip(slots, given[name].split(self.frame.width, dim=-1), strict=True):
                 text[slot] = functional.pad(piece, (0, self.frame.width - piece.shape[-1]))
-        return Stream(tuple(text), tuple(self.prefix))
+        return Stream.before_any_step(
+            tuple(text), tuple(self.prefix), momentum=self.frame.momentum, decay=self.frame.decay
+        )
 
 
 class Head(nn.Module):
@@ -202,8 +204,8 @@ class Network(nn.Module):
         simulator = build(auxiliary, rule, stack=stack)
         self._copied = simulator.copied_weights
         self.dtype, self.geometry, self.wired = simulator.dtype, simulator.geometry, simulator.wired
-        compiler = Compiler(simulator, num_tokens=max_tokens)
         num_loops = rule.steps if loop else 1
+        compiler = Compiler(simulator, num_tokens=max_tokens, num_loops=num_loops)
         result = walk.train_in_the_pass(compiler, auxiliary, replace(rule, steps=rule.steps // num_loops))
         program = compiler.program
         keep = (*result.quantities, *(program.before if before else ()))
@@ -214,6 +216,8 @@ class Network(nn.Module):
             num_slots=allocation.num_slots,
             num_tokens=max_tokens,
             blocks=tuple(tokens.numel() // tokens.shape[2] // tokens.shape[5] for tokens in simulator.prefix.values()),
+            momentum=rule.momentum > 0,
+            decay=rule.decay > 0,
         )
         self.shapes = {name.replace("/", "."): tuple(tokens.shape) for name, tokens in simulator.prefix.items()}
         """Of every op's prefix as the simulator holds it, by op, in the order of the sequence."""
@@ -293,7 +297,21 @@ class Network(nn.Module):
         Args:
             batch: Sequences of `max_tokens` tokens; `Batch.padded` makes them so long.
         """
-        return Flags.of(batch, mean=self.rule.reduction == "mean")
+        self._require_targets(batch)
+        return Flags.of(batch, self.rule)
+
+    def _require_targets(self, batch: Batch) -> None:
+        """Refuse steps that a sequence would have to leave out, which only a program can do."""
+        if batch.step_ids is None or not self.rule.remembers:
+            return  # without a memory, a gradient of zero moves nothing
+        trained = batch.train_positions.any(1)
+        for step in range(1, self.rule.steps + 1):
+            idle = trained & ~batch.train_positions_at(step).any(1)
+            if bool(idle.any()):
+                raise InputError(
+                    f"row {int(idle.nonzero()[0])} has no training target in step {step}, and a network cannot leave "
+                    "out momentum and decay for one row: give it a target by step_ids, or use engine='simulator'"
+                )
 
     def updates(self, e: Any, row: int = 0) -> dict[str, Tensor]:
         """What one sequence has learnt, read from the prefix tokens: updates by Hugging Face name.
@@ -336,6 +354,7 @@ class Network(nn.Module):
 
 def _check(auxiliary: Auxiliary, rule: LearningRule, max_tokens: Any, **switches: Any) -> None:
     """Refuse what no network can be compiled for."""
+    require_built(rule, "a network")
     for name, value in switches.items():
         if not isinstance(value, bool):
             raise InputError(f"{name}={value!r} must be true or false")
@@ -347,6 +366,11 @@ def _check(auxiliary: Auxiliary, rule: LearningRule, max_tokens: Any, **switches
         )
     if switches["loop"] and switches["before"] and rule.steps > 1:
         raise InputError("loop=True runs one step's layers again and again, which overwrite what was there before any")
+    if switches["loop"] and len({rule.schedule_factor(step) for step in range(1, rule.steps + 1)}) > 1:
+        raise InputError(
+            "loop=True runs the same layers in every step, and this schedule changes the rate from step to step; "
+            "use loop=False"
+        )
     # Segments are compared by squares of whole numbers, which must be exact.
     if auxiliary.dtype != torch.float64 and 2 * (max_tokens + 2) ** 2 >= 2**24:
         raise InputError(f"max_tokens={max_tokens} is too long for float32; use at most 2894, or a float64 model")

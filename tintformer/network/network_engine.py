@@ -16,7 +16,7 @@ from tintformer.execution.batch import Batch
 from tintformer.execution.engine import undisturbed
 from tintformer.execution.output import EngineResult, predict
 from tintformer.network.network import Network
-from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.learning_rule import LearningRule, require_built
 
 
 class NetworkEngine:
@@ -25,7 +25,8 @@ class NetworkEngine:
     hooks = None
 
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule, *, max_tokens: int | None = None, **options: Any):
-        self.auxiliary, self.rule, self.max_tokens, self.options = auxiliary, rule, max_tokens, options
+        self.auxiliary, self.rule = auxiliary, require_built(rule, "a network")
+        self.max_tokens, self.options = max_tokens, options
         self.networks: dict[tuple[int, bool], Network] = {}
         """By number of tokens, and whether they keep what the model predicts before learning."""
         if max_tokens is not None:

@@ -7,6 +7,7 @@ layers as in the compiled network, each started from numbers that are known to b
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 import torch
@@ -34,16 +35,18 @@ class StepwiseExecutor(Compiler):
         self.values: MutableMapping[Quantity, Tensor] = WeakKeyDictionary()
         """As long as somebody may still read them."""
         blocks = (weights.to_block(tokens, simulator.geometry) for tokens in simulator.prefix.values())
-        self.prefix: tuple[Tensor, ...] = tuple(blocks)
-        self.initial = self.prefix
+        rule = simulator.rule
+        self.held = Stream.before_any_step((), tuple(blocks), momentum=rule.momentum > 0, decay=rule.decay > 0)
+        """What prefix tokens hold."""
+        self.initial = self.held.prefix
 
     def emit(self, layer: Layer) -> None:
         layer.to(self.simulator.auxiliary.device, self.simulator.dtype)
         quantities = dict.fromkeys((*layer.reads, *layer.writes))
         layer.place({quantity: number for number, quantity in enumerate(quantities)})
-        e = layer(Stream(tuple(map(self._value, quantities)), self.prefix))
+        e = layer(replace(self.held, text=tuple(map(self._value, quantities))))
         self.values.update(zip(quantities, e.text, strict=True))
-        self.prefix = e.prefix
+        self.held = replace(e, text=())
 
     def _value(self, quantity: Quantity) -> Tensor:
         if quantity not in self.values:
@@ -69,7 +72,7 @@ class StepwiseExecutor(Compiler):
             num_tokens=self.num_tokens,
             blocks=(),
         )
-        flags = Flags.of(self.batch, mean=self.simulator.rule.reduction == "mean")
+        flags = Flags.of(self.batch, self.simulator.rule)
         e = Embed(self.simulator, self.program, slots, frame)(self.batch.input_ids, flags)
         self.values.update((quantity, e.text[slots[quantity]]) for quantity in given[name])
 
@@ -88,7 +91,7 @@ class StepwiseExecutor(Compiler):
     def updates_of(self, op: Op | Join, row: int | None = None) -> dict[Weight, Tensor]:
         if not isinstance(op, Linear | Norm) or (prefix := self._prefix(op)) is None:
             return {}
-        before, after = self.initial[prefix.block], self.prefix[prefix.block]
+        before, after = self.initial[prefix.block], self.held.prefix[prefix.block]
         if after is before:
             return {}
         shape = tuple(list(self.simulator.prefix.values())[prefix.block].shape)

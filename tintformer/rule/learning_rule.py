@@ -193,6 +193,11 @@ class LearningRule:
         return bool(self.momentum or self.schedule or self.optimizer == "adam")
 
     @property
+    def moves_evenly(self) -> bool:
+        """Whether every step subtracts the same multiple of every gradient, and nothing else happens."""
+        return self.is_linear and not (self.remembers or self.rates or self.schedule)
+
+    @property
     def is_linear(self) -> bool:
         """Whether a change is a sum of multiples of gradients, so that factors need not be formed."""
         return self.optimizer == "sgd"
@@ -245,6 +250,16 @@ def require_number(rule: Any, holder: str) -> LearningRule:
     if require_rule(rule).is_auto:
         raise RuleError(f"learning_rate='auto' is chosen for each text, but {holder} holds one rate: {A_NUMBER}")
     return rule
+
+
+def require_built(rule: Any, holder: str) -> LearningRule:
+    """A rule that can be written into weights: its rate is a number, and descent is linear in the gradients."""
+    if not require_rule(rule).is_linear:
+        raise RuleError(
+            f"optimizer={rule.optimizer!r} cannot be part of {holder}, which descends by linear maps alone: use "
+            "optimizer='sgd' (momentum, decay, rates and schedule are linear), or run Tint with engine='fast'"
+        )
+    return require_number(rule, holder)
 
 
 PRESETS: dict[str, Callable[..., LearningRule]] = {

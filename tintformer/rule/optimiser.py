@@ -91,6 +91,11 @@ def rate_factor(rule: LearningRule, op: str) -> float:
     return next((factor for pattern, factor in reversed(rule.rates) if fnmatchcase(op, pattern)), 1.0)
 
 
+def step_rate(rule: LearningRule, op: str, step: int) -> float:
+    """The rate of an op in step number `step`, from 1, where all sequences have that of the rule."""
+    return rule.rate * rate_factor(rule, op) * rule.schedule_factor(step)
+
+
 class Moments:
     """What a dense optimiser remembers of one weight, `[R, ...]` each."""
 

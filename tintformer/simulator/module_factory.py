@@ -15,6 +15,7 @@ from tintformer.rule.learning_rule import LearningRule
 from tintformer.rule.trainable import trained_weights
 from tintformer.simulator.layouts import Layout, Module
 from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward
+from tintformer.simulator.modules.movement import Movement, num_held
 from tintformer.simulator.modules.norm import NormBackward, NormDescent, NormForward
 from tintformer.simulator.modules.pointwise import (
     ActivationBackward,
@@ -67,7 +68,10 @@ class ModuleFactory:
         if trained and modules.backward_module is None and receives_gradient(wired.op, self.rule):
             modules.backward_module = self._backward(wired).to(self.dtype)
         if trained and modules.descent_module is None and (descent := self._descent(wired)) is not None:
-            modules.descent_module = descent.to(self.dtype)
+            modules.descent_module = descent
+        if trained and isinstance(descent := modules.descent_module, LinearDescent | NormDescent):
+            descent.movement.add(wired.op.name)
+            descent.to(self.dtype)
         return modules
 
     def _forward(self, wired: WiredOp) -> Module:
@@ -98,14 +102,14 @@ class ModuleFactory:
                 return AttentionBackward(op, cuts, self.layout, self.rule, self.weigh, self.tiny, self.transposition)
 
     def _descent(self, wired: WiredOp) -> Module | None:
-        op, rate = wired.op, self.rule.rate
+        op, movement = wired.op, Movement(self.rule)
         free = trained_weights(self.rule, op)
         if not free:
             return None
         if isinstance(op, Linear):
-            return LinearDescent(self.layout, has_bias=op.bias is not None, learning_rate=rate, weigh=self.weigh)
+            return LinearDescent(self.layout, has_bias=op.bias is not None, movement=movement, weigh=self.weigh)
         assert isinstance(op, Norm), f"{op.name} has no parameters"
-        return NormDescent(op, wired.into, self.layout, self.rule, self.weigh, moves_scale=op.scale in free)
+        return NormDescent(op, wired.into, self.layout, movement, self.weigh, moves_scale=op.scale in free)
 
 
 def receives_gradient(op: ModuleOp, rule: LearningRule) -> bool:
@@ -158,7 +162,7 @@ def make_structure(factory: ModuleFactory, ops: Iterable[WiredOp], *, tie_blocks
 
 
 def num_slots(factory: ModuleFactory, ops: Iterable[WiredOp]) -> int:
-    """The slots that the widest module needs: each kind is built once, in a lean embedding without end."""
+    """The slots that prefix tokens and the widest module need: each kind is built once, in a lean one without end."""
     endless = replace(factory.layout.geometry, layout="lean", shards=factory.layout.geometry.stack, slots=2**20)
     # Stored scores stand beside the embedding and take no slot of it, but their table grows with its width.
     trial = replace(factory, layout=Layout(endless), transposition="scores")
@@ -167,7 +171,8 @@ def num_slots(factory: ModuleFactory, ops: Iterable[WiredOp]) -> int:
     for wired in ops:
         kind = signature(wired, factory.rule)
         made[kind] = trial.make(wired, made.get(kind))
-    return max(module.regions.needed for each in made.values() for module in each.by_phase().values())
+    text = max(module.regions.needed for each in made.values() for module in each.by_phase().values())
+    return max(text, endless.stack * num_held(factory.rule))
 
 
 def module_name(name: str) -> str:

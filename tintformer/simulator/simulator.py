@@ -22,13 +22,14 @@ from tintformer.execution.continuation import Continuation, KeyValueCache
 from tintformer.execution.engine import own_settings, row_updates, undisturbed
 from tintformer.execution.hooks import Hooks, Watchable
 from tintformer.execution.output import EngineResult, Logits, TintOutput, positions_of, predict, warn_of_ruin
-from tintformer.rule.learning_rule import LearningRule, require_number
+from tintformer.rule.learning_rule import LearningRule, require_built
 from tintformer.simulator import checkpoint, prefix
 from tintformer.simulator.construction import Construction
 from tintformer.simulator.geometry import Geometry, auxiliary_width, derive
 from tintformer.simulator.layouts import Layout
 from tintformer.simulator.module_factory import ModuleFactory, OpModules, make_structure, module_name, num_slots
 from tintformer.simulator.modules.loss_gradient import LossGradient
+from tintformer.simulator.modules.movement import num_held
 from tintformer.simulator.modules.self_attention import AttentionBackward, Transposition
 from tintformer.simulator.primitives.tokenwise import FeedForward, Table, constant
 from tintformer.simulator.simulator_executor import SimulatorExecutor
@@ -47,7 +48,7 @@ def build(model: Any, rule: LearningRule, **construction: Any) -> Simulator:
         rule: How it learns.
         **construction: Fields of `Construction`: layout, stack, tie_blocks, attention, ...; all else is derived.
     """
-    return Simulator(load(model), require_number(rule, "a simulator"), Construction.of(construction))
+    return Simulator(load(model), require_built(rule, "a simulator"), Construction.of(construction))
 
 
 class Simulator(nn.Module, Watchable):
@@ -64,7 +65,7 @@ class Simulator(nn.Module, Watchable):
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule, construction: Construction):
         super().__init__()
         auxiliary.require_one_device("the simulator")
-        self.auxiliary, self.rule, self.construction = auxiliary, require_number(rule, "a simulator"), construction
+        self.auxiliary, self.rule, self.construction = auxiliary, require_built(rule, "a simulator"), construction
         with own_settings(auxiliary):
             self._construct()
         self.to(device=auxiliary.device)
@@ -217,8 +218,13 @@ class Simulator(nn.Module, Watchable):
 
     @property
     def num_auxiliary(self) -> int:
-        """Parameters that hold the auxiliary's weights: prefix tokens with their padding, tables and head."""
-        return sum(parameter.numel() for parameter in self.parameters()) - self.num_structural
+        """Parameters that hold the auxiliary's weights: prefix tokens with their padding, tables and head.
+
+        With momentum or decay also the slots of prefix tokens for velocity and base: they start as zeros and as the
+        weights, and need no memory before the first step.
+        """
+        own = sum(parameter.numel() for parameter in self.parameters()) - self.num_structural
+        return own + (num_held(self.rule) - 1) * sum(tokens.numel() for tokens in self.prefix.values())
 
     # Building.
 

@@ -13,8 +13,10 @@ from tintformer.auxiliary.ops import Activation, Add, Attend, Join, Linear, Norm
 from tintformer.execution.batch import Batch
 from tintformer.execution.continuation import KeyValueCache
 from tintformer.execution.executor import Stage
+from tintformer.rule.optimiser import step_rate
 from tintformer.rule.trainable import trained_weights
 from tintformer.simulator.modules.loss_gradient import LossInputs
+from tintformer.simulator.modules.movement import Descending
 from tintformer.simulator.modules.self_attention import AttentionInputs
 from tintformer.simulator.pieces import Cut, PieceStream, add_streams
 
@@ -39,7 +41,10 @@ class SimulatorExecutor:
         self.cache, self.start = cache, start
         self.updated_prefix: dict[str, Tensor] = {} if updated_prefix is None else updated_prefix
         """Prefix tokens that descent has changed, by op."""
+        self.velocities: dict[str, Tensor] = {}
+        """What momentum has gathered, by op."""
         self.masks: dict[int | None, Tensor] = {}
+        self._loss_inputs: dict[int | None, LossInputs] = {}
 
     # What the walk asks for.
 
@@ -106,13 +111,19 @@ class SimulatorExecutor:
         (x,) = saved
         module = self.simulator.modules_of(op).descent_module
         assert module is not None, f"{op.name} was not expected to be trained"
-        self.updated_prefix[op.name] = module(gradient.data, x.data, self.prefix(op))
+        prefix = self.prefix(op) if self.simulator.rule.moves_evenly else self._descending(op)
+        moved = module(gradient.data, x.data, prefix)
+        if isinstance(moved, Descending):
+            if moved.velocity is not None:
+                self.velocities[op.name] = moved.velocity
+            moved = moved.weights
+        self.updated_prefix[op.name] = moved
 
     def add(self, terms: Sequence[PieceStream]) -> PieceStream:
         return add_streams(list(terms))
 
     def loss_gradient(self, x: PieceStream) -> PieceStream:
-        return x.like(self.simulator.loss_gradient(x.data, self.loss_inputs))
+        return x.like(self.simulator.loss_gradient(x.data, self.loss_inputs(self.stage.step)))
 
     # What an engine and a check ask for.
 
@@ -148,20 +159,41 @@ class SimulatorExecutor:
         """PieceStream up to the last training target, itself included; nothing that is learnt depends on later ones."""
         return min(self.batch.num_reached + 1, self.batch.input_ids.shape[1])
 
-    @cached_property
-    def loss_inputs(self) -> LossInputs:
-        batch, num = self.batch, self.num_training
-        scored = batch.train_positions[:, :num]
-        weight = scored.to(self.simulator.dtype)
-        if self.simulator.rule.reduction == "mean":
-            weight = weight / scored.sum(-1, keepdim=True).clamp(min=1)
-        following = torch.ones(num, num, dtype=self.simulator.dtype, device=scored.device).triu(1).tril(1)
-        return LossInputs(
-            ids=batch.input_ids[:, :num],
-            scored=scored,
-            weight=weight[:, None, :, None],
-            next_token=(scored[:, :, None] * following)[:, None, None, None],
+    def loss_inputs(self, step: int | None) -> LossInputs:
+        """What is scored in a step; where targets belong to no step in particular, the same in all of them."""
+        number = None if self.batch.step_ids is None else step
+        if number not in self._loss_inputs:
+            batch, num = self.batch, self.num_training
+            scored = batch.train_positions_at(number)[:, :num]
+            weight = scored.to(self.simulator.dtype)
+            if self.simulator.rule.reduction == "mean":
+                weight = weight / scored.sum(-1, keepdim=True).clamp(min=1)
+            following = torch.ones(num, num, dtype=self.simulator.dtype, device=scored.device).triu(1).tril(1)
+            self._loss_inputs[number] = LossInputs(
+                ids=batch.input_ids[:, :num],
+                scored=scored,
+                weight=weight[:, None, :, None],
+                next_token=(scored[:, :, None] * following)[:, None, None, None],
+            )
+        return self._loss_inputs[number]
+
+    def _descending(self, op: Linear | Norm) -> Descending:
+        """An op's prefix tokens with all that they hold, and the rate of this step."""
+        weights, base, step = self.prefix(op), self.simulator.prefix_of(op), self.stage.step or 1
+        assert weights is not None and base is not None
+        return Descending(
+            weights=weights,
+            velocity=self.velocities.get(op.name),
+            base=base,
+            moving=self.moving(step),
+            rate=step_rate(self.simulator.rule, op.name, step),
         )
+
+    def moving(self, step: int) -> Tensor | None:
+        """Which sequences make a step: momentum and decay stand still where there is no target; None: all do."""
+        if self.batch.step_ids is None or not self.simulator.rule.remembers:
+            return None
+        return self.batch.train_positions_at(step).any(1).to(self.simulator.dtype)[:, None, None, None, None, None]
 
     def _attention_inputs(self, op: Attend, num_tokens: int) -> AttentionInputs:
         if op.window not in self.masks:

@@ -10,8 +10,8 @@ from transformers.configuration_utils import PreTrainedConfig
 from tintformer.auxiliary.validation import find_family
 from tintformer.errors import LoadError, RuleError, TintError
 from tintformer.integrations.transformers.register import register_config
-from tintformer.learning.engine_registry import engines_that
-from tintformer.rule.learning_rule import LearningRule, require_number
+from tintformer.learning.engine_registry import check_rule, engines_that
+from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator.construction import Construction
 from tintformer.storage.saved_configs import plain_settings
 from tintformer.storage.untrusted import build_config, read_dtype
@@ -86,8 +86,7 @@ class TintConfig(PreTrainedConfig):
         for name, hint in _OWN_FIELDS.items():
             setattr(self, name, checked(name, getattr(self, name), hint, TintError))
         self.rule.num_trained(self.auxiliary.num_hidden_layers)
-        if self.engine not in engines_that("takes_rates"):
-            require_number(self.rule, f"a {self.engine}")
+        check_rule(self.engine, self.rule)
 
     @property
     def rule(self) -> LearningRule:

@@ -8,6 +8,8 @@ H heads, d head width. The prefix is `[B or 1, N, H, M, K, d]`: piece (m, n) of 
     backward    text     rows(dy)     prefix    one-hot(j)   rows of W         sum of slots: W^T dy
     descent     prefix   one-hot(j)   text      rows(dy)     -eta columns(x)   lands on the row it updates
 
+With momentum, decay or rates that differ, descent sends the gradient itself, and `movement.py` has the rest.
+
 One-hot positions and the maps `columns` and `rows` only select; where all of a module's tables do, the attention is
 computed as the one product that they leave (`primitives/selection.py`).
 """
@@ -15,9 +17,10 @@ computed as the one product that they leave (`primitives/selection.py`).
 from __future__ import annotations
 
 from jaxtyping import Float
-from torch import Tensor, add, cat
+from torch import Tensor, cat
 
 from tintformer.simulator.layouts import Layout, Module
+from tintformer.simulator.modules.movement import Descending, Movement
 from tintformer.simulator.primitives.attention import Attention, Weigh
 from tintformer.simulator.primitives.tokenwise import Constant
 from tintformer.simulator.regions import PREFIX
@@ -102,27 +105,30 @@ class LinearBackward(Module):
 class LinearDescent(Module):
     """W - eta sum_t dy_t x_t^T, and the bias with it: the prefix after the residual."""
 
-    def __init__(self, layout: Layout, *, has_bias: bool, learning_rate: float, weigh: Weigh):
+    def __init__(self, layout: Layout, *, has_bias: bool, movement: Movement, weigh: Weigh):
         super().__init__(layout)
         self.gradient = self.regions.read("gradient", "output")
         self.input = self.regions.read("input")
         self.constant = layout.homogeneous() if has_bias else None
+        self.movement = movement
         # The prefix asks and the text answers: the one place where text tokens write into prefix tokens.
         self.attention = Attention(
             query=layout.position(),
             key=layout.rows(self.gradient),
             # -eta is a factor of the value's map; the residual connection subtracts (definition "Linear descent").
-            value=layout.columns(self.input, factor=-learning_rate),
+            value=layout.columns(self.input, factor=movement.factor),
             output=layout.to_prefix(),
             weigh=weigh,
             product=layout.product("descent"),
         )
 
-    def forward(self, dy: Pieces, x: Pieces, prefix: Prefix) -> Prefix:
+    def forward(self, dy: Pieces, x: Pieces, prefix: Prefix | Descending) -> Prefix | Descending:
+        return self.movement(self.change(dy, x), prefix)
+
+    def change(self, dy: Pieces, x: Pieces) -> Prefix:
+        """What the text sends to the prefix."""
         text = {
             self.gradient: by_heads(dy, self.layout, output=True),
             self.input: by_heads(with_one(x, self.constant), self.layout),
         }
-        change = self.attention({}, text)
-        # Into the memory of the change: a sequence's own weights are as large as the auxiliary, and made once.
-        return add(prefix, change, out=change)
+        return self.attention({}, text)

@@ -17,6 +17,7 @@ from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator.layouts import Layout, Module
 from tintformer.simulator.modules.differences import Difference, Groups, Mean
 from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward, by_heads
+from tintformer.simulator.modules.movement import Descending, Movement
 from tintformer.simulator.pieces import Cut, groups_in_pieces
 from tintformer.simulator.primitives.attention import Attention, Bias, Port, Positional, Weigh
 from tintformer.simulator.primitives.tokenwise import CPU, Combine, DimensionWise, FixedGate, Gated, Narrow, Recordable
@@ -84,8 +85,9 @@ class NormBackward(Module):
 class NormDescent(Module):
     """b - eta sum_t dy_t and, if the rule asks for it, g - eta sum_t dy_t z_t."""
 
-    def __init__(self, op: Norm, cut: Cut, layout: Layout, rule: LearningRule, weigh: Weigh, *, moves_scale: bool):
+    def __init__(self, op: Norm, cut: Cut, layout: Layout, movement: Movement, weigh: Weigh, *, moves_scale: bool):
         super().__init__(layout)
+        self.movement = movement
         groups = Groups(cut, op.num_groups, layout.geometry.dim_slot)
         dy, x = self.regions.read("gradient", "output"), self.regions.read("input")
         # The paper moves the bias alone, "switching off" the scale, whose gradient is a product (its "Layer
@@ -99,9 +101,9 @@ class NormDescent(Module):
             self.regions.fill(self.product, self.moved["scale"])
         self.pool = Pool(cut, groups) if op.num_groups > 1 else None
         kind = RowDescent if layout.lean else DiagonalDescent
-        self.affine = kind(op, layout, self.moved, rule.rate, weigh)
+        self.affine = kind(op, layout, self.moved, movement, weigh)
 
-    def forward(self, dy: Pieces, x: Pieces, prefix: Tensor) -> Tensor:
+    def forward(self, dy: Pieces, x: Pieces, prefix: Tensor | Descending) -> Tensor | Descending:
         gradients = {"bias": dy} if "bias" in self.moved else {}
         if self.normalise is not None and self.product is not None:
             gradients["scale"] = self.product(dy, self.normalise(x))
@@ -227,14 +229,15 @@ class RowBackward(nn.Module):
 class RowDescent(Recordable):
     """Text tokens send their gradients to the prefix token of that name; the residual adds them."""
 
-    def __init__(self, op: Norm, layout: Layout, moved: dict[str, Region], learning_rate: float, weigh: Weigh):
+    def __init__(self, op: Norm, layout: Layout, moved: dict[str, Region], movement: Movement, weigh: Weigh):
         super().__init__()
+        self.movement = movement
         self.regions = [moved[name] for name in held(op) if name in moved]
         self.rows = [held(op).index(name) for name in held(op) if name in moved]
         names = torch.eye(len(held(op)), dtype=torch.float64)
         keys = names[self.rows]
         # One head for every row that learns; a row that does not scores 0 with all of them, and stays.
-        down = -learning_rate * torch.eye(len(moved), dtype=torch.float64)
+        down = movement.factor * torch.eye(len(moved), dtype=torch.float64)
         self.attention = Attention(
             query=Port(positional=Positional(names, torch.ones(1, dtype=torch.float64), used=len(names))),
             key=Port(positional=Bias(keys)),
@@ -243,9 +246,9 @@ class RowDescent(Recordable):
             sum_over="h",
         )
 
-    def forward(self, gradients: dict[Region, Pieces], prefix: RowPrefix) -> RowPrefix:
+    def forward(self, gradients: dict[Region, Pieces], prefix: RowPrefix | Descending) -> RowPrefix | Descending:
         heads = {region: gradient[:, :, None, None] for region, gradient in gradients.items()}
-        return torch.add(prefix, self.attention({}, heads))
+        return self.movement(self.attention({}, heads), prefix)
 
 
 # Scale and bias, as in the paper: a linear layer whose matrix is diagonal.
@@ -279,19 +282,19 @@ class DiagonalDescent(nn.Module):
     The scale, which the paper leaves alone, is sent to every row and gated to the row's own diagonal entry.
     """
 
-    def __init__(self, op: Norm, layout: Layout, moved: dict[str, Region], learning_rate: float, weigh: Weigh):
+    def __init__(self, op: Norm, layout: Layout, moved: dict[str, Region], movement: Movement, weigh: Weigh):
         super().__init__()
-        self.layout, self.moved = layout, moved
+        self.layout, self.moved, self.movement = layout, moved, movement
         self.bias = self.scale = None
         if "bias" in moved:
-            self.bias = LinearDescent(layout, has_bias=True, learning_rate=learning_rate, weigh=weigh)
+            self.bias = LinearDescent(layout, has_bias=True, movement=movement, weigh=weigh)
         if "scale" in moved:
             one = torch.ones(1, 1, dtype=torch.float64)
             # Query and key are both 1, so every prefix token gets the whole sum over the text, -eta sum_t dy_t z_t.
             self.scale = Attention(
                 query=Port(positional=Bias(one)),
                 key=Port(positional=Bias(one.clone())),
-                value=layout.columns(moved["scale"], factor=-learning_rate),
+                value=layout.columns(moved["scale"], factor=movement.factor),
                 weigh=weigh,
             )
             g = layout.geometry
@@ -300,18 +303,17 @@ class DiagonalDescent(nn.Module):
             diagonal = rows.transpose(1, 2).reshape(1, 1, g.num_heads, 1, g.num_prefix, g.head_dim)
             self.gate = FixedGate(diagonal)
 
-    def forward(self, gradients: dict[Region, Pieces], prefix: Tensor) -> Tensor:
+    def forward(self, gradients: dict[Region, Pieces], prefix: Tensor | Descending) -> Tensor | Descending:
+        changes: list[Tensor] = []
         if self.scale is not None:
             region = self.moved["scale"]
-            sums = self.scale({}, {region: by_heads(gradients[region], self.layout)})
-            prefix = torch.add(prefix, self.gate(sums))
-        if self.bias is None:
-            return prefix
-        dy = gradients[self.moved["bias"]]
-        # The input is zero but for the constant 1, which the linear descent sets: only the column of the bias moves.
-        nothing = torch.zeros_like(alone(dy))
-        moved = self.bias(alone(dy), nothing, each(prefix, dy))
-        return moved.unflatten(0, dy.shape[:2]).squeeze(2)
+            changes.append(self.gate(self.scale({}, {region: by_heads(gradients[region], self.layout)})))
+        if self.bias is not None:
+            dy = gradients[self.moved["bias"]]
+            # The input is zero but for the constant 1, which the linear descent sets: only the bias's column moves.
+            change = self.bias.change(alone(dy), torch.zeros_like(alone(dy)))
+            changes.append(change.unflatten(0, dy.shape[:2]).squeeze(2))
+        return self.movement(changes[0] if len(changes) == 1 else torch.add(*changes), prefix)
 
 
 def alone(x: Pieces) -> Float[Tensor, "BN 1 T Dslot"]:
