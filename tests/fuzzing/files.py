@@ -12,6 +12,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -213,6 +214,60 @@ def open_update(place: Path, base: Path) -> str:
     return "opens"
 
 
+STATE = "state.safetensors"
+STATISTICS = "statistics.safetensors"
+
+
+def open_state(place: Path, base: Path) -> str:
+    """A state of `tint stream` is refused, or the text goes on from it as it would have."""
+    found, expected = (_read_on(each) for each in (place, base))
+    _near(found, expected, "a text that goes on from a damaged state and from the one that was saved")
+    return "opens"
+
+
+def _read_on(place: Path) -> Tensor:
+    reading = _reading(place / STATE)
+    reading.file = None  # the case may write nothing
+    reading.read()
+    return torch.tensor([loss for each in reading.scores() for loss in (*each.before, *each.after)])
+
+
+def _reading(file: Path) -> Any:
+    from tintformer.learning.streams import StreamSettings
+    from tintformer.study.text_stream import Document, TextStream
+
+    texts = [make_batch(lengths=(9,), seed=seed)["input_ids"][0] for seed in (1, 2)]
+    documents = [Document(name="text", input_ids=tuple(text.tolist())) for text in texts]
+    rule = make_rule("full", momentum=0.5)
+    return TextStream(_updated_model(), rule, documents, StreamSettings(chunk=3, window=8), file=file, every=1)
+
+
+def _save_state(place: Path) -> None:
+    place.mkdir()
+    with suppress(InterruptedError):
+        _reading(place / STATE).read(_interrupt)
+
+
+def _interrupt(reading: Any) -> None:
+    if reading.tokens_read > 5:
+        raise InterruptedError
+
+
+def open_statistics(place: Path, base: Path) -> str:
+    from tintformer.learning.gradient_statistics import GradientStatistics
+
+    found, expected = (GradientStatistics.load(each / STATISTICS, _updated_model()) for each in (place, base))
+    for name, values in expected.tensors.items():
+        _near(found.tensors[name], values, f"the statistics of {name} from a damaged file")
+    tint.Tint(_updated_model(), make_rule("full", optimizer="rms"), statistics=found)
+    return "opens"
+
+
+def _save_statistics(place: Path) -> None:
+    place.mkdir()
+    tint.collect_statistics(_updated_model(), make_rule("full"), _ids(), chunk=4).save(place / STATISTICS)
+
+
 @cache
 def _updated_model() -> Any:
     return tint.load(make_model("llama", torch.float32))
@@ -358,6 +413,8 @@ HOSTILE: dict[str, Hostile] = {
         _save_simulator, {CONFIG: (any_json,), WEIGHTS: (any_safetensors,)}, open_simulator, ("gpt2", "llama")
     ),
     "update": Hostile(_save_update, {UPDATE: (any_safetensors, any_bytes)}, open_update, ("factors", "formed")),
+    "state": Hostile(_save_state, {STATE: (any_safetensors, any_bytes)}, open_state),
+    "statistics": Hostile(_save_statistics, {STATISTICS: (any_safetensors, any_bytes)}, open_statistics),
     "tokenizer": Hostile(
         _save_tokenizer, {"tokenizer.json": (any_json,), "*_config.json": (any_json,)}, open_tokenizer
     ),

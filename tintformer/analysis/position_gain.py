@@ -74,7 +74,7 @@ def draw_gains(axes: Any, places: Sequence[PositionGain], *, shift: float = 0.0,
     """Gain by position, with intervals where there are several documents."""
     middles = [(place.start + place.end) / 2 + shift for place in places]
     values = [place.gain.value for place in places]
-    if any(math.isnan(place.gain.low) for place in places):
+    if all(math.isnan(place.gain.low) for place in places):
         axes.plot(middles, values, **look)
     else:
         below = [place.gain.value - place.gain.low for place in places]

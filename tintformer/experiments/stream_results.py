@@ -133,7 +133,8 @@ def _how_rates_were_chosen(experiment: DocumentStreams) -> str:
     if experiment.has_one_rate and experiment.rates is not None:
         return f"Learning rate {experiment.rates[0]:g}, as given."
     grid = "a grid that finds its own range" if experiment.rates is None else "the given grid"
-    return f"Learning rates: for each method the best of {grid} on {experiment.tuning} other documents."
+    others = "another document" if experiment.tuning == 1 else f"{experiment.tuning} other documents"
+    return f"Learning rates: for each method the best of {grid} on {others}."
 
 
 def _positions(done: StreamResults) -> ResultTable:
