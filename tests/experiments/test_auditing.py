@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from cases import some
 from praise import save_task
 from typer.testing import CliRunner
 
 from tintformer.cli.app import app
 from tintformer.errors import TintError
-from tintformer.experiments import language_modelling
+from tintformer.experiments import document_streams, language_modelling
 from tintformer.experiments.auditing import audit_results
+from tintformer.experiments.document_streams import DocumentStreams
 from tintformer.experiments.in_context_learning import InContextLearning
 from tintformer.experiments.label_scoring import LabelScorer
 from tintformer.experiments.language_modelling import LanguageModelling
@@ -23,6 +26,7 @@ from tintformer.experiments.packing import to_learn
 from tintformer.experiments.record_store import RecordStore
 from tintformer.experiments.runner import Runner
 from tintformer.experiments.tuning import run_experiment
+from tintformer.learning.tint import Tint
 
 
 @pytest.fixture
@@ -73,6 +77,45 @@ def test_in_context_learning_passes(icl: InContextLearning, knobs: dict[str, Any
     for certificate in found.certificates:
         assert certificate.check("own token").tried and certificate.check("another document").tried
         assert certificate.scored >= certificate.documents >= 2
+
+
+@pytest.mark.parametrize("methods", some([("auxiliary", "sgd", "muon"), ("rms", "lora")]))
+@pytest.mark.parametrize("carry", some(["cache", "recompute", "none"]))
+def test_streams_pass(text: Path, carry: Any, methods: tuple[str, ...], tmp_path: Path) -> None:
+    experiment = DocumentStreams(
+        model="nano-llama", data=str(text), documents="blocks", length=40, chunk=8, window=24, carry=carry, scored=2,
+        tuning=1, rates=(1e-3,), methods=methods,
+    )  # fmt: skip
+    found = audited(experiment, tmp_path)
+    assert found.passed and not found.diverged, found.leaks
+    for certificate in found.certificates:
+        assert certificate.documents == 2 and certificate.scored == 46
+        assert {check.verdict for check in certificate.checks} == {"passed"}
+
+
+def test_a_stream_that_learns_before_it_scores_is_found(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(self: DocumentStreams, method: str, rate: float, documents: Any, kept: Any = None) -> Any:
+        """What a document has taught is known when it is scored."""
+        auxiliary = document_streams.open_streams(self).model.auxiliary
+        rule: Any = self.rule(method, rate)
+        found = []
+        for document in documents:
+            ids = torch.tensor([document])
+            out: Any = Tint(auxiliary, rule).adapt(ids).score(ids, logits="all")
+            if kept is not None:
+                kept.append(torch.cat((torch.full_like(out.logits[0, :1], torch.nan), out.logits[0, :-1])))
+            found.append([(float(out.token_loss.double().sum()), len(document) - 1)])
+        return found
+
+    monkeypatch.setattr(DocumentStreams, "read", wrong)
+    experiment = DocumentStreams(
+        model="nano-llama", data=str(text), documents="blocks", length=24, chunk=8, scored=2, tuning=0, rates=(1e-3,),
+        methods=("sgd",),
+    )  # fmt: skip
+    (certificate,) = audited(experiment, tmp_path).certificates
+    assert {"own token", "later tokens"} <= set(certificate.kinds)
 
 
 def test_training_on_what_is_scored_is_found(

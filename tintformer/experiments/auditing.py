@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from tintformer.analysis.audit import audit
 from tintformer.analysis.certificate import Certificate
 from tintformer.errors import DivergenceError, TintError
+from tintformer.experiments.document_streams import DocumentStreams, StreamResult, open_streams
 from tintformer.experiments.experiment import Experiment
 from tintformer.experiments.in_context_learning import InContextLearning, InContextResult, PromptUnit, open_task
 from tintformer.experiments.label_scoring import to_run
 from tintformer.experiments.language_modelling import LanguageModelling, LanguageResult, LanguageUnit, open_language
-from tintformer.experiments.methods import find_methods
 from tintformer.experiments.prompts import Role
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 SAMPLE = 2
 """Blocks or test inputs of a case: the fewest that can leak into one another."""
+CHUNKS = 3
+"""Of each document of a stream: the last is scored after learning from the others."""
 PLACES = 4
 """At which the rest of a document is replaced; a case takes about four times as many runs."""
 NEAR = 1e-3
@@ -118,7 +120,40 @@ def in_context_cases(experiment: InContextLearning, results: Sequence[InContextR
     return map(case, results)
 
 
-CASES: dict[type[Experiment], Cases] = {LanguageModelling: language_cases, InContextLearning: in_context_cases}
+def stream_cases(experiment: DocumentStreams, results: Sequence[StreamResult]) -> Iterator[AuditCase]:
+    """Scores may depend on earlier tokens of their own document; of each the first chunks are enough to show it."""
+    import torch
+
+    opened = open_streams(experiment)
+    documents = [opened.ids[at][: CHUNKS * opened.settings.chunk] for at in opened.scored[:SAMPLE]]
+    lengths = [len(document) for document in documents]
+
+    def case(result: StreamResult) -> AuditCase:
+        def score(tokens: Tensor, document_ids: Tensor) -> Tensor:
+            kept: list[Tensor] = []
+            experiment.read(result.method, result.rate, [each.tolist() for each in tokens.split(lengths)], kept)
+            return torch.cat([rows.log_softmax(-1) for rows in kept])
+
+        def reported() -> list[float]:
+            found = experiment.read(result.method, result.rate, documents)
+            return [-math.fsum(nats for nats, _ in chunks) for chunks in found]
+
+        return AuditCase(
+            name=f"{experiment.model}, {opened.texts.name}, {result.method}",
+            score=score,
+            ids=torch.tensor([token for document in documents for token in document]),
+            document_ids=torch.arange(len(documents)).repeat_interleave(torch.tensor(lengths)),
+            reported=reported,
+        )
+
+    return map(case, results)
+
+
+CASES: dict[type[Experiment], Cases] = {
+    LanguageModelling: language_cases,
+    InContextLearning: in_context_cases,
+    DocumentStreams: stream_cases,
+}
 """By kind of experiment; another kind joins with an entry."""
 
 
@@ -194,7 +229,7 @@ def _audited(case: AuditCase, places: int) -> Certificate:
 
 
 def _chooses_on_scores(experiment: Experiment) -> bool:
-    chooses = any(method.chooses_rate for method in find_methods(experiment.methods).values())
+    chooses = any(method.chooses_rate for method in experiment.compared().values())
     return experiment.chosen_on == "test" and chooses and not experiment.has_one_rate
 
 

@@ -148,13 +148,12 @@ class DocumentStreams(Experiment):
         torch.set_num_threads(self.threads)
         opened = open_streams(self)
         documents = [opened.ids[at] for at in unit.documents]
-        rule, statistics = self.rule(unit.method, unit.rate), None
-        if _needs_statistics(rule):
-            statistics = statistics_of(self)
+        if _needs_statistics(self.rule(unit.method, unit.rate)):
+            statistics_of(self)  # collected once, and not counted
         counter = WorkCounter()
         try:
             with counter:
-                chunks = _read(opened, rule, documents, statistics)
+                chunks = self.read(unit.method, unit.rate, documents)
         except DivergenceError:
             # A rate that diverges is a result too: the curve of rates must show where it ends.
             return {"nats": None, "tokens": None, "flops": None}
@@ -163,6 +162,17 @@ class DocumentStreams(Experiment):
             "tokens": [[count for _, count in each] for each in chunks],
             "flops": counter.flops,
         }
+
+    def read(
+        self, method: str, rate: float, documents: Sequence[Sequence[int]], kept: list[Tensor] | None = None
+    ) -> list[list[tuple[float, int]]]:
+        """Of each document the losses of its chunks, summed, and how many tokens they are of.
+
+        To `kept` the logits `[T, V]` of each document are added, NaN at its first token.
+        """
+        rule = self.rule(method, rate)
+        statistics = statistics_of(self) if _needs_statistics(rule) else None
+        return _read(open_streams(self), rule, documents, statistics, kept)
 
     def tuning_loss(self, setting: str, results: Sequence[UnitResult]) -> float:
         """Nats per token."""
@@ -295,9 +305,14 @@ def _documents(experiment: DocumentStreams, texts: TextSet, model: OpenModel) ->
 
 
 def _read(
-    opened: OpenStreams, rule: Adaptation | None, documents: Sequence[Sequence[int]], statistics: Any
+    opened: OpenStreams,
+    rule: Adaptation | None,
+    documents: Sequence[Sequence[int]],
+    statistics: Any,
+    kept: list[Tensor] | None,
 ) -> list[list[tuple[float, int]]]:
-    """Of each document the losses of its chunks, summed, and how many tokens they are of."""
+    import torch
+
     from tintformer.learning.tint import Tint
     from tintformer.rule.learning_rule import LearningRule
 
@@ -305,19 +320,30 @@ def _read(
     if isinstance(rule, Lora):
         from tintformer.experiments.lora_stream import stream_lora
 
-        return stream_lora(auxiliary, rule, documents, settings)
+        return stream_lora(auxiliary, rule, documents, settings, kept)
     ids, attended = _padded(documents)
     # Without a way to learn, the same windows at a rate of 0.
     tint = Tint(auxiliary, rule or LearningRule(learning_rate=0.0), statistics=statistics)
     found: list[list[tuple[float, int]]] = [[] for _ in documents]
+    logits: list[list[Tensor]] = [[] for _ in documents]
     for piece in tint.stream(
-        ids, chunk=settings.chunk, window=settings.window, carry=settings.carry, attention_mask=attended
+        ids,
+        chunk=settings.chunk,
+        window=settings.window,
+        carry=settings.carry,
+        attention_mask=attended,
+        logits=kept is not None,
     ):
         there = (piece.columns >= 0).any(1).tolist()
         nats, counts = piece.token_loss.double().sum(1).tolist(), piece.scored.sum(1).tolist()
         for row, here in enumerate(there):
             if here:
                 found[row].append((nats[row], counts[row]))
+            if here and piece.logits is not None:
+                rows = piece.logits[row].masked_fill(~piece.scored[row, :, None], torch.nan)
+                logits[row].append(rows[piece.columns[row] >= 0])
+    if kept is not None:
+        kept += [torch.cat(rows) for rows in logits]
     return found
 
 

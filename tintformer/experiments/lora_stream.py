@@ -23,17 +23,38 @@ Past = list[tuple[Any, Any]]
 
 
 def stream_lora(
-    auxiliary: Auxiliary, lora: Lora, documents: Sequence[Sequence[int]], settings: StreamSettings
+    auxiliary: Auxiliary,
+    lora: Lora,
+    documents: Sequence[Sequence[int]],
+    settings: StreamSettings,
+    kept: list[Tensor] | None = None,
 ) -> list[list[tuple[float, int]]]:
-    """Of each document the losses of its chunks, summed, and how many tokens they are of."""
-    adapters = Adapters(auxiliary, lora)
-    return [_read(adapters, auxiliary, ids, settings) for ids in documents]
+    """Of each document the losses of its chunks, summed, and how many tokens they are of.
+
+    To `kept` the logits `[T, V]` of each document are added, NaN at its first token.
+    """
+    import torch
+
+    adapters, found = Adapters(auxiliary, lora), list[list[tuple[float, int]]]()
+    for ids in documents:
+        logits: list[Tensor] | None = None if kept is None else []
+        found.append(_read(adapters, auxiliary, ids, settings, logits))
+        if kept is not None and logits is not None:
+            rows = torch.cat(logits)
+            kept.append(torch.cat((torch.full_like(rows[:1], torch.nan), rows)))
+    return found
 
 
 def _read(
-    adapters: Adapters, auxiliary: Auxiliary, ids: Sequence[int], settings: StreamSettings
+    adapters: Adapters,
+    auxiliary: Auxiliary,
+    ids: Sequence[int],
+    settings: StreamSettings,
+    kept: list[Tensor] | None,
 ) -> list[tuple[float, int]]:
     import torch
+
+    from tintformer.rule.head import token_loss
 
     adam, past = adapters.restart(), Past()
     tokens, found = torch.tensor(ids, device=auxiliary.device), list[tuple[float, int]]()
@@ -47,13 +68,16 @@ def _read(
         read = as_read = Past()
         for step in range(adapters.lora.steps):
             with torch.enable_grad():
-                losses, read = _losses(adapters, tokens[first:end], count, first, past, settings)
+                logits, read = _logits(adapters, tokens[first:end], count, first, past, settings)
+                losses = token_loss(logits, tokens[end - count : end])
             total = losses.sum()
             if not math.isfinite(total.item()):
                 raise adapters.divergence(f"the loss of tokens {start} to {end}", step)
             if step == 0:
                 found.append((float(losses.detach().double().sum()), count))
                 as_read = read
+                if kept is not None:
+                    kept.append(logits.detach())
             adam.zero_grad()
             total.backward()
             adam.step()
@@ -61,14 +85,12 @@ def _read(
     return found
 
 
-def _losses(
+def _logits(
     adapters: Adapters, ids: Tensor, count: int, first: int, past: Past, settings: StreamSettings
 ) -> tuple[Tensor, Past]:
-    """Losses of the last `count` tokens, and all keys and values that were seen; the last token is a target alone."""
+    """What predicts the last `count` tokens, and all keys and values that were seen; the last token is not read."""
     import torch
     from transformers import DynamicCache
-
-    from tintformer.rule.head import token_loss
 
     cache: Any = DynamicCache()
     for layer, (key, value) in enumerate(past):
@@ -87,8 +109,8 @@ def _losses(
         logits = adapters.model(input_ids=ids[None, :-1], attention_mask=attended, **options).logits[0]
     finally:
         handle.remove()
-    losses = token_loss(logits.to(torch.promote_types(logits.dtype, torch.float32)), ids[-count:])
-    return losses, [(layer.keys.detach(), layer.values.detach()) for layer in cache.layers] if carried else []
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return wide, [(layer.keys.detach(), layer.values.detach()) for layer in cache.layers] if carried else []
 
 
 def _trimmed(past: Past, limit: int) -> Past:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from tintformer.cli.evaluate import eval_options as options
-from tintformer.cli.evaluate.eval_run import carry_out, started, threads_of
+from tintformer.cli.evaluate.eval_run import carry_out, check_audit, started, threads_of
 from tintformer.cli.options import Device, Dtype, Json, Model, Statistics
 from tintformer.cli.rule_setup import check_place
 from tintformer.cli.stream import CarryOption, Chunk, Window
@@ -56,6 +56,7 @@ def streams(
     device: Device = None,
     jobs: options.Jobs = 1,
     name: options.Name = None,
+    audit: options.Audit = False,
     track: options.Track = None,
     json: Json = False,
 ) -> None:
@@ -94,4 +95,5 @@ def streams(
         )
         usual = f"stream-{Path(model).name}-{Path(texts).stem}"
         run = Run(name=options.named(name, usual), kind="stream", experiments=(experiment,))
-        carry_out(run, output, jobs=jobs, json=json, track=track)
+        passed = carry_out(run, output, jobs=jobs, json=json, track=track, audit=audit)
+    check_audit(passed)

@@ -109,18 +109,21 @@ class ReadingExecutor(FastExecutor):
         self.check(x)
         batch, here = self.batch.on(x.device), slice(self.start, self.start + x.shape[1])
         scored = batch.evaluation_positions[:, here]
-        self.scores = self.losses(x[scored], batch.targets[:, here][scored])
+        self.scores = self._losses(x[scored], batch.targets[:, here][scored])
         if self.memory.cache is not None:
             self.as_read = dict(self.memory.cache.entries)
+
+    def _losses(self, rows: Float[Tensor, "rows D"], targets: Int[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+        if self.kept_logits is not None:
+            self.kept_logits += [self.logits(rows[part]) for part in self._chunks(len(rows))]
+        return self.losses(rows, targets)
 
     def _score(
         self, rows: Float[Tensor, "rows D"], targets: Int[Tensor, " rows"], trained: Bool[Tensor, " rows"]
     ) -> tuple[Float[Tensor, " rows"], Float[Tensor, "trained D"]]:
         """Losses of all rows and gradients of those that train, from the same logits."""
         if self.rule.loss != "cross_entropy":
-            if self.kept_logits is not None:
-                self.kept_logits += [self.logits(rows[part]) for part in self._chunks(len(rows))]
-            return self.losses(rows, targets), self._gradients(rows[trained], targets[trained])
+            return self._losses(rows, targets), self._gradients(rows[trained], targets[trained])
         losses, gradients = torch.empty(len(rows), dtype=self.wide, device=rows.device), torch.empty_like(rows)
         weight = self.auxiliary.head.weight.read()
         for part in self._chunks(len(rows)):
