@@ -167,7 +167,7 @@ def test_arguments_that_nobody_means(attack: Attack, command: str, value: str) -
 def test_texts_in_odd_places(attack: Attack, place: str) -> None:
     """What has no end, may never answer, or is no text."""
     make_odd_places(attack.here)
-    for command in ("run", "report", "adapt", "build", "inspect", "verify"):
+    for command in ("run", "report", "adapt", "build", "inspect", "verify", "statistics"):
         words = [word for word in BASES[command] or () if word not in (TEXT, *RATE)]
         attack.check(command, *words, "--file", place)
     for option in ("--file", "--ids"):
@@ -195,7 +195,7 @@ def make_odd_places(here: Path) -> None:
 
 @pytest.mark.parametrize("rate", ["1e308", "nan", "inf", "-inf", "-1", "-1e308", "1e400", "", "٣e400", "\udcff"])
 @pytest.mark.parametrize(
-    "command", ["run", "report", "adapt", "build", "inspect", "plan", "verify", "eval lm", "eval icl"]
+    "command", ["run", "report", "adapt", "build", "inspect", "plan", "verify", "stream", "eval lm", "eval icl"]
 )
 def test_rates_that_nobody_means(attack: Attack, command: str, rate: str) -> None:
     base = [word for word in BASES[command] or () if word not in RATE]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tintformer.cli.evaluate.tracking import _stream_metrics
 from tintformer.errors import InputError, LoadError
 from tintformer.experiments.counted_work import WorkCounter
 from tintformer.experiments.document_streams import DocumentStreams, StreamUnit, open_streams, statistics_of
@@ -76,6 +77,8 @@ def test_a_run_is_kept_and_shown(experiment: DocumentStreams, tmp_path: Path) ->
     assert repeated == results
     names = {path.name for path in save_results(again, [repeated], tmp_path)}
     assert {"it.md", "it.csv", "it.tex", "it-positions.png", "it-gain.png", "it-rates.png"} == names
+    told = [name for values in _stream_metrics(experiment, results, False) for name in values]
+    assert {"perplexity/nano-llama/sgd", "rate/nano-llama/sgd", "loss/nano-llama/sgd"} <= set(told)
     overview, positions = stream_tables([(experiment, results)])
     rows = {row["method"]: row for row in overview.rows}
     assert rows["the model as it is"]["passes"] == "1.00" and 1 < float(rows["SGD, top quarter"]["passes"]) < 3

@@ -60,7 +60,7 @@ def test_every_option_that_an_engine_names_is_its_own(name: str) -> None:
 def test_no_two_engines_share_an_option() -> None:
     """Otherwise a message could not say whose option it is; the network is a simulator's, and has some of its knobs."""
     options = [option for entry in ENGINES.values() for option in entry.options()]
-    shared = {"attention", "softmax_epsilon", "softmax_form", "stack"}
+    shared = {"attention", "softmax_epsilon", "softmax_form", "stack", "statistics"}
     assert {option for option in options if options.count(option) > 1} == shared
 
 

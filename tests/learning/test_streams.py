@@ -128,6 +128,14 @@ def test_pieces_side_by_side_are_the_batch() -> None:
     assert pieces[0].loss is not None
 
 
+def test_rotary_positions_go_on_as_far_as_a_document_does() -> None:
+    """Distances alone count, and the window bounds them: nothing to warn of, and warnings are errors here."""
+    sim = tint.Tint(make_model("llama"), make_rule("default"))
+    assert sim.auxiliary.max_positions == 64
+    *_, last = sim.stream(tokens(1, 140), chunk=32, window=64)
+    assert bool(torch.isfinite(last.token_loss).all())
+
+
 def test_padding_stands_anywhere() -> None:
     ids, sim = tokens(2, 30), tint.Tint(make_model("gpt2"), make_rule("default"))
     attended = torch.ones_like(ids)
