@@ -106,6 +106,7 @@ def test_the_quick_start_runs_from_top_to_bottom(
         "report-again/report.html",
         "update.safetensors",
         "adapted.safetensors",
+        "adapter/adapter_config.json",
         "simulator/config.json",
     ):
         assert (tmp_path / written).exists(), written

@@ -213,7 +213,11 @@ MR = ("--model", "nano-llama", "--data", TASKS, "--tasks", "mr", *ICL)
 HARNESS = ("--model", "tint", "--model_args", f"pretrained={MODEL},learning_rate=RATE", "--tasks", "tint_sst2")
 WRITERS = (
     Writer("adapt", command("adapt", *SHORT, *RATE, "-o", "OUT/update"), atomic=True),
-    Writer("adapt: adapter", command("adapt", *SHORT, *RATE, "-o", "OUT/update", "--peft", "OUT/adapter")),
+    Writer(
+        "adapt: adapter",
+        command("adapt", *SHORT, *RATE, "-o", "OUT/update", "--peft", "OUT/adapter"),
+        group=lambda path: path.partition("/")[0],  # the update, and the adapter beside it
+    ),
     Writer("build", command("build", MODEL, *RATE, "-o", "OUT/simulator"), atomic=True),
     Writer("export", command("export", MODEL, *RATE, "--tokens", "4", "-o", "OUT/model.onnx"), atomic=True),
     Writer("report", command("report", *SHORT, *RATE, "--no-cosine", "-o", "OUT/report")),

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import torch
 
@@ -27,16 +28,27 @@ from tintbench.setup import TimedMethod
 PROC = Path("/proc/self")
 
 
+class Seconds(NamedTuple):
+    """The time of one run."""
+
+    clock: float
+    processor: float
+    """Of all threads together, which others on the machine lengthen less."""
+
+
 def take_turns(
     methods: Mapping[str, TimedMethod], repetitions: int, on_turn: Callable[[str], None]
-) -> dict[str, list[float]]:
+) -> dict[str, list[Seconds]]:
     """Seconds of `repetitions` rounds in which each runs once, scaled to the whole case."""
-    seconds: dict[str, list[float]] = {name: [] for name in methods}
+    seconds: dict[str, list[Seconds]] = {name: [] for name in methods}
     for turn in range(repetitions):
         for name, method in methods.items():
             on_turn(f"{name}: {turn + 1} of {repetitions}")
             gc.collect()  # nobody pays for the garbage of the one before
-            seconds[name].append(seconds_of(method.run) * method.scale)
+            processor = time.process_time()
+            clock = seconds_of(method.run)
+            processor = time.process_time() - processor
+            seconds[name].append(Seconds(clock * method.scale, processor * method.scale))
     return seconds
 
 

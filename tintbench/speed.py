@@ -20,7 +20,7 @@ import transformers
 from torch import Tensor
 
 from tintbench.cases import CASES, Case, FewShotCase, SequenceCase, Settings, StreamCase, check_models
-from tintbench.measuring import Peak, in_a_fresh_process, multiply_add_peak, peak_of, take_turns, threads
+from tintbench.measuring import Peak, Seconds, in_a_fresh_process, multiply_add_peak, peak_of, take_turns, threads
 from tintbench.setup import Setup, TimedMethod
 from tintbench.timed_methods import methods_of, prepare
 from tintformer.console import Progress
@@ -29,7 +29,10 @@ from tintformer.version import __version__
 
 VARIABLES = ("OMP_WAIT_POLICY", "OMP_NUM_THREADS", "GOMP_SPINCOUNT")
 """Environment variables that change speed, besides those of the C library's allocator."""
-TIMES = ("method", "seconds", "repetitions", "times", "ratio_to_fast", "ratio_to_forward", "tokens_per_second")
+TIMES = (
+    *("method", "seconds", "repetitions", "times", "ratio_to_fast", "ratio_to_forward", "tokens_per_second"),
+    *("processor_seconds", "processor_ratio_to_fast", "processor_ratio_to_forward"),
+)
 OTHERS = ("peak_memory_bytes", "multiply_adds", "share_of_peak", "evaluation_loss", "relative_error", "note")
 """What a record says of a method, after its times, in this order; None where it was not measured."""
 
@@ -39,7 +42,7 @@ class Measured:
     """A method with what was measured of it."""
 
     method: TimedMethod
-    seconds: list[float]
+    seconds: list[Seconds]
     losses: Tensor | None
     peak: Peak
 
@@ -144,7 +147,8 @@ def make_records(
     peak: float,
 ) -> list[dict[str, Any]]:
     """Everything about one model and case; those who were skipped have a reason instead of times."""
-    medians = {name: median(each.seconds) for name, each in measured.items()}
+    medians = {name: median(run.clock for run in each.seconds) for name, each in measured.items()}
+    processor = {name: median(run.processor for run in each.seconds) for name, each in measured.items()}
     shared = {"model": model, "case": case, "description": CASES[case].describe()}
     setting = _setting(settings) | {"peak_multiply_adds_per_second": peak}
     found = [
@@ -152,10 +156,13 @@ def make_records(
             "method": name,
             "seconds": medians[name],
             "repetitions": len(each.seconds),
-            "times": each.seconds,
+            "times": [run.clock for run in each.seconds],
             "ratio_to_fast": _ratio(medians, name, "fast"),
             "ratio_to_forward": _ratio(medians, name, "forward"),
             "tokens_per_second": CASES[case].num_tokens / medians[name],
+            "processor_seconds": processor[name],
+            "processor_ratio_to_fast": _ratio(processor, name, "fast"),
+            "processor_ratio_to_forward": _ratio(processor, name, "forward"),
             "peak_memory_bytes": each.peak.size,
             "multiply_adds": each.method.multiply_adds,
             "share_of_peak": each.method.multiply_adds / medians[name] / peak,
@@ -171,7 +178,7 @@ def make_records(
 
 
 def _ratio(medians: Mapping[str, float], name: str, base: str) -> float | None:
-    return medians[name] / medians[base] if base in medians else None
+    return medians[name] / medians[base] if medians.get(base) else None
 
 
 def _relative_error(name: str, measured: Mapping[str, Measured]) -> float | None:

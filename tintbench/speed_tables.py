@@ -50,6 +50,7 @@ def table_rows(records: Records) -> list[dict[str, Any]]:
             "seconds": _text(record["seconds"], "{:.4g}"),
             "/ fast": _text(record["ratio_to_fast"], "{:.2f}"),
             "/ forward": _text(record["ratio_to_forward"], "{:.2f}"),
+            "cpu / forward": _text(record["processor_ratio_to_forward"], "{:.2f}"),
             "tokens/s": _text(record["tokens_per_second"], "{:.0f}"),
             "MB": _text(record["peak_memory_bytes"], "{:.0f}", 1e-6),
             "peak": _text(record["share_of_peak"], "{:.0%}"),
@@ -99,6 +100,7 @@ def _legend(records: Records) -> list[str]:
     return [
         *lines,
         "- `/ fast` and `/ forward`: time over that of the engine, and over that of a plain forward pass",
+        "- `cpu / forward`: the same by time of the processor, which others on the machine lengthen less",
         "- MB: peak memory above the weights, each in a process of its own",
         "- peak: multiply-adds of the necessary products a second, over those of the best square product in "
         "the same process",
