@@ -44,6 +44,35 @@ def test_build_writes_what_from_pretrained_reads(model: Path, tmp_path: Path) ->
     assert not list(tmp_path.glob(".*")), "a temporary directory was left behind"
 
 
+def test_build_writes_momentum_decay_rates_and_schedule(model: Path, tmp_path: Path) -> None:
+    knobs = ["--momentum", 0.9, "--decay", 0.1, "--rates", "blocks.0.*=0.5", "--schedule", "1,0.5", "--steps", 2]
+    done = run("build", model, "-o", tmp_path / "sim", "--learning-rate", "1e-3", *knobs, "--json")
+    assert done.returncode == 0, done.stderr
+    simulator = tint.Simulator.from_pretrained(tmp_path / "sim")
+    rates = {"blocks.0.*": 0.5}
+    expected = tint.LearningRule(
+        learning_rate=1e-3, momentum=0.9, decay=0.1, rates=tuple(rates.items()), schedule=(1.0, 0.5), steps=2
+    )
+    assert simulator.rule == expected
+    assert json.loads(done.stdout)["auxiliary"] == simulator.num_auxiliary
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("build", "nobody/nothing", "-o", "sim"),
+        ("export", "nobody/nothing", "-o", "model.onnx"),
+        ("inspect", "nobody/nothing"),
+        ("run", "nobody/nothing", TEXT, "--engine", "simulator"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_dense_optimisers_are_refused_before_a_model_is_looked_for(command: tuple[str, ...]) -> None:
+    done = run(*command, "--learning-rate", "1e-3", "--optimizer", "muon")
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.startswith("tint: optimizer='muon' cannot be part of a") and done.stderr.count("\n") == 1
+
+
 def test_build_finds_a_rate_on_a_text_and_writes_full(model: Path, tmp_path: Path) -> None:
     done = run("build", model, TEXT, "-o", tmp_path / "sim", "--layout", "paper", "--stack", 2, "--full")
     assert done.returncode == 0, done.stderr
@@ -106,6 +135,21 @@ def test_params_counts_known_sizes_offline(tmp_path: Path) -> None:
     paper = built["paper", False]
     assert sum(paper["differences_from_formula"].values()) == paper["structural"] - 1_275_936_768
     assert {"memory tape", "attention copy", "prefix attention"} <= {row["name"] for row in counts["strategies"]}
+
+
+def test_params_counts_velocity_and_base() -> None:
+    sizes = {}
+    for name, knobs in {"plain": (), "both": ("--momentum", 0.9, "--decay", 0.1)}.items():
+        done = run("params", "EleutherAI/pythia-70m", "--layout", "lean", "--tokens", 8, *knobs, "--json")
+        assert done.returncode == 0, done.stderr
+        sizes[name] = json.loads(done.stdout)
+    plain, both = (sizes[name]["network"] for name in ("plain", "both"))
+    assert (plain["weight_slots"], both["weight_slots"], both["slots"]) == (4, 12, plain["slots"])
+    held = [[each["auxiliary"] for each in sizes[name]["constructed"]] for name in ("plain", "both")]
+    assert all(more > less for less, more in zip(*held, strict=True))
+    assert both["auxiliary"] - plain["auxiliary"] == 2 * plain["prefix_tokens"] * 4 * plain["slot_width"]
+    refused = run("params", "EleutherAI/pythia-70m", "--momentum", 1)
+    assert refused.returncode == 2 and "momentum=1" in refused.stderr
 
 
 def test_params_prints_tables_and_refuses_in_one_line() -> None:

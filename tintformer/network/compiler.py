@@ -256,23 +256,19 @@ class Compiler:
         width, last = self.geometry.dim_slot, loss_coordinate(self.num_loops) + 1
         size, dtype = min(width, last), self.simulator.dtype
         matrices: dict[tuple[int, int], Tensor] = {}
+        non_zero: Counter[tuple[int, int]] = Counter()  # a model of shapes alone has no entries to count
         for step in range(1, self.num_loops):
             place, following = loss_coordinate(step), loss_coordinate(step + 1)
             for source, factor in ((place, -1.0), (following, 1.0)):
                 between = place // width, source // width
                 matrix = matrices.setdefault(between, torch.zeros(size, size, dtype=dtype))
                 matrix[place % width, source % width] = factor
+                non_zero[between] += 1
         written = sorted({slot for slot, _ in matrices})
         terms = [Term(written.index(slot), read, matrix=i) for i, (slot, read) in enumerate(matrices)]
+        counts = [non_zero[between] for between in matrices]
         places = [self.flags[slot] for slot in written]
-        # Each weight that moves has an entry where it comes from and one where it goes to.
-        sizes = Counter(
-            (loss_coordinate(step) // width, loss_coordinate(step + more) // width)
-            for step in range(1, self.num_loops)
-            for more in (0, 1)
-        )
-        non_zero = [sizes[between] for between in matrices]
-        self.emit(LinearMap(self.flags, places, terms, list(matrices.values()), num_non_zero=non_zero))
+        self.emit(LinearMap(self.flags, places, terms, list(matrices.values()), num_non_zero=counts))
 
     def add(self, terms: Sequence[Symbol]) -> Symbol:
         self.phase = "backward"  # the walk adds gradients, behind the descent of an op too
