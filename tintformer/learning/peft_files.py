@@ -257,6 +257,7 @@ class PeftExport:
     """What `Tuned.to_peft` wrote, and how much of the update it is."""
 
     directory: Path
+    """Where the adapter stands."""
     ranks: dict[str, int]
     """By name of the linear layer."""
     kept: float
