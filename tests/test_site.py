@@ -231,7 +231,7 @@ def test_no_page_is_wider_than_a_phone(browser: Browser, site: Path) -> None:
 def test_the_home_page_has_the_picture_and_a_result(browser: Browser, site: Path) -> None:
     browser.open(site / HOME)
     assert browser.value("document.querySelector('article img').getBoundingClientRect().top") < DESKTOP[1]
-    assert "23.39 instead of 69.70" in browser.value("document.querySelector('article').textContent")
+    assert "18.94 instead of 67.39" in browser.value("document.querySelector('article').textContent")
     assert browser.value("document.querySelectorAll('article .highlight span.kn').length") > 0, "code has colours"
 
 
