@@ -23,7 +23,6 @@ import tintformer as tint
 from tintformer.engines.fast import updates
 from tintformer.engines.fast.fast_executor import FastExecutor
 from tintformer.engines.fast.updates import (
-    Factors,
     MatrixUpdate,
     UpdateUse,
     dual_cost,
@@ -32,6 +31,7 @@ from tintformer.engines.fast.updates import (
 )
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch
+from tintformer.rule.optimiser import StepSize
 
 
 @st.composite
@@ -223,7 +223,8 @@ def test_factors_and_formed_matrices_are_the_same_update(rows: int) -> None:
     dual, dense, kept = MatrixUpdate(dual=True), MatrixUpdate(dual=False), MatrixUpdate(dual=False, keep=True)
     for update in (dual, dense, kept):
         for rate in (0.1, 0.3):
-            update.add(Factors(x, g, rate))
+            rule = make_rule("default", learning_rate=rate)
+            update.step(x, g, rule, StepSize.of(rule, "up", (1,)))
     expected = signal @ (weight - 0.4 * g.mT @ x).mT
     factored = signal @ weight.mT
     for factors in dual.factors:
