@@ -35,6 +35,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.skipif(not (PROC / "clear_refs").exists(), reason="peak memory needs Linux; run it there")
 @pytest.mark.parametrize("name", FOUR)
+@pytest.mark.sweep
 def test_it_is_within_a_quarter_of_what_a_process_takes(name: str) -> None:
     foreseen, measured = compare(name)
     assert measured > 2e8, "too small to tell anything"

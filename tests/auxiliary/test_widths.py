@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -39,7 +40,7 @@ MISFITS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
 @pytest.mark.parametrize("misfit", MISFITS)
 def test_contradicting_sizes_are_named(misfit: str) -> None:
     name, alter, message = MISFITS[misfit]
-    model = make_model(name)
+    model = deepcopy(make_model(name))  # which is shared
     alter(model)
     model.to(next(model.parameters()).dtype)
     with pytest.raises(tint.UnsupportedModelError, match=message):

@@ -47,6 +47,7 @@ def test_stories15m(stories15m: Path, stories_text: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.sweep
 def test_smollm2_135m(smollm2: Path, wikitext: str) -> None:
     model = tint.load(smollm2)
     check(model, encode(smollm2, wikitext, 192), rate=1.2e-4)

@@ -189,6 +189,7 @@ def test_settings_of_one_budget_are_a_figure(few: InContextLearning, tmp_path: P
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 def test_simulator_and_fast_engine_answer_alike(zero: InContextLearning, tmp_path: Path) -> None:
     fifty = replace(zero, tests=50, rates=(3e-4,))
     fast = run(fifty, tmp_path / "fast")["tint"].answers[0]
@@ -235,6 +236,7 @@ def command(task: Path, output: Path) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 def test_two_processes_on_one_directory_end_in_the_same_tables(task: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     assert forked.tint(*command(task, tmp_path / "one")[1:]).returncode == 0

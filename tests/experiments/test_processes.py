@@ -123,6 +123,7 @@ def test_a_killed_worker_without_a_common_disk_costs_only_what_it_was_doing(plac
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 def test_an_error_in_one_process_is_one_line_and_the_end_of_all(place: Path) -> None:
     words = language(place, "nothing-{rank}")
     words[3] = str(place / "texts-{rank}.txt")

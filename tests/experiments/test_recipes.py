@@ -63,6 +63,7 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 def test_recipes_run_offline_on_local_models_and_data(data: Path, tmp_path: Path) -> None:
     sizes = ["--tests", "4", "--tuning", "2", "--seeds", "0", "--learning-rate", "1e-3", "-o", str(tmp_path / "out")]
     for recipe in ("table-icl", "table-settings"):

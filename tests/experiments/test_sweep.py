@@ -111,6 +111,7 @@ def test_a_killed_sweep_goes_on(directory: Path, tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 def test_several_processes_do_the_same(directory: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"learning_rate": [0.003, 0.01]}
     alone = tint.sweep(directory, TEXT, **settings)

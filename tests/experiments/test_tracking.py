@@ -42,6 +42,7 @@ def files(directory: Path) -> dict[str, bytes]:
     return {name: content for name, content in found.items() if not name.startswith(tracking.PLACE)}
 
 
+@pytest.mark.sweep
 def test_perplexities_and_curves_are_those_of_the_tables(text: Path, tmp_path: Path) -> None:
     words = ["lm", "nano-llama", str(text), "--methods", "auxiliary,tint", "--shares", "0.5,0.75", "--length", "64"]
     words += ["--blocks", "5", "--tuning", "2", "--learning-rate", "1e-4,5e-4,1e6"]

@@ -160,6 +160,7 @@ def test_an_interrupted_save_leaves_the_old_file_whole(tmp_path: Path, monkeypat
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.sweep
 def test_a_save_killed_at_any_moment_leaves_the_old_file_whole(tmp_path: Path) -> None:
     """A process that saves over and over is killed hard; what is there must load."""
     model = make_model("gpt2")

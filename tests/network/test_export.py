@@ -77,6 +77,7 @@ def test_every_family_can_be_exported(name: str, rule: str, engine: str) -> None
 
 
 @pytest.mark.parametrize("engine", ["network", "fast"])
+@pytest.mark.sweep
 def test_updated_weights_come_out_by_name_and_nothing_is_learnt_from_nothing(engine: str) -> None:
     rule = make_rule("default")
     model, batch = make_model("gpt2", torch.float32), make_batch(lengths=(6,))
@@ -96,6 +97,7 @@ def test_updated_weights_come_out_by_name_and_nothing_is_learnt_from_nothing(eng
     torch.testing.assert_close(torch.from_numpy(before[0]), plain, rtol=0, atol=1e-5)
 
 
+@pytest.mark.sweep
 def test_constants_are_stored_once_and_parts_are_told_apart() -> None:
     found = exported("network", "llama", make_rule("default"), 6)
     stored = [(tensor.dims, tensor.data_type, tensor.raw_data) for tensor in found.model.graph.initializer]
@@ -117,6 +119,7 @@ def test_an_operator_that_is_no_part_of_a_transformer_is_refused(kind: str) -> N
         check_operators(found.model)
 
 
+@pytest.mark.sweep
 def test_a_layer_may_not_choose_by_what_it_computes() -> None:
     found = exported("network", "gpt2", make_rule("default"), 4)
     gather = next(node for node in found.model.graph.node if node.op_type == "Gather" and "layers" in node.name)

@@ -192,6 +192,7 @@ def test_the_command(
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
 
 
+@pytest.mark.sweep
 def test_a_report_by_the_simulator_shows_the_losses_of_the_fast_engine(
     run_here: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -103,6 +103,7 @@ def test_a_model_of_the_hub_is_fetched_without_pickles_and_loads_offline(run: Ru
     assert weights.read_bytes() == right
 
 
+@pytest.mark.sweep
 def test_safetensors_that_the_hub_has_converted(run: Run, site: Site, model: Path, tmp_path: Path) -> None:
     pickled = tmp_path / "pickled"
     pickled.mkdir()

@@ -99,6 +99,7 @@ def test_streams_predict_alike() -> None:
     )
 
 
+@pytest.mark.sweep
 def test_progress_rises_and_threads_are_put_back() -> None:
     seen: list[float] = []
     before = torch.get_num_threads()
@@ -107,6 +108,7 @@ def test_progress_rises_and_threads_are_put_back() -> None:
     assert torch.get_num_threads() == before
 
 
+@pytest.mark.sweep
 def test_half_precision_reports_its_error() -> None:
     found = {record["method"]: record for record in run(quick(dtype="bfloat16", cases=("tiny",), engine="fast"))}
     assert {"fast", "fast_float32"} <= set(found)
@@ -114,6 +116,7 @@ def test_half_precision_reports_its_error() -> None:
     assert 0 < found["fast"]["relative_error"] < 0.05
 
 
+@pytest.mark.sweep
 def test_forms_are_extra() -> None:
     found = run(quick(forms=True, engine="fast", cases=("tiny",), repetitions=1))
     losses = {record["method"]: record["evaluation_loss"] for record in found}
@@ -222,6 +225,7 @@ def test_results_are_written_whole(records: list[dict[str, Any]], tmp_path: Any)
 
 
 @pytest.mark.skipif(not (PROC / "clear_refs").exists(), reason="peak memory is measured on Linux only")
+@pytest.mark.sweep
 def test_peak_memory_sees_the_logits() -> None:
     peak = measure_peak(quick(), "tiny", "8x64", "forward")
     assert peak.why_not == "" and peak.size is not None
@@ -246,6 +250,7 @@ def test_bad_input_gets_one_line(knobs: dict[str, Any], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.sweep
 def test_a_case_for_one_model_runs_with_that_model(monkeypatch: pytest.MonkeyPatch) -> None:
     case = SequenceCase(batch=1, tokens=8, num_train=4, methods=("fast",), model="tiny", max_repetitions=1)
     monkeypatch.setitem(CASES, "own", case)

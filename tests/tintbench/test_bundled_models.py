@@ -21,6 +21,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 def test_it_measures_every_method_and_writes_the_table(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(read_text("visit"))

@@ -140,6 +140,7 @@ def test_a_run_logs_every_step_and_leaves_nothing_half_written(uninterrupted: Pa
 
 
 @pytest.mark.parametrize("preset", some(list(PRESETS)))
+@pytest.mark.sweep
 def test_a_killed_run_continues_with_the_same_losses_and_weights(
     data: Path, whole_run: Callable[[str], Path], tmp_path: Path, preset: str
 ) -> None:

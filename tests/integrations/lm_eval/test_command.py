@@ -45,6 +45,7 @@ def test_the_command_evaluates_and_writes_what_it_was_made_with(tmp_path: Path) 
     assert [line["doc"] for line in logged] == [sample["doc"] for sample in samples]
 
 
+@pytest.mark.sweep
 def test_a_bad_argument_is_one_line(tmp_path: Path) -> None:
     done = run("--model", "tint", "--model_args", "pretrained=nano-gpt2,learning_rat=1", "--tasks", "tint_sst2")
     assert done.returncode == 2 and "Traceback" not in done.stderr

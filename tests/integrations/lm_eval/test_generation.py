@@ -43,6 +43,7 @@ def step_by_step(lm: TintLM, prompt: str) -> str:
     return lm.tokenizer.decode(ids[start:], skip_special_tokens=True)
 
 
+@pytest.mark.sweep
 def test_it_is_generated_as_if_step_by_step(lm: TintLM) -> None:
     found = generate(lm)
     assert found == [step_by_step(lm, prompt) for prompt in PROMPTS]
