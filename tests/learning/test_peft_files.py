@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import FIRST, make_batch, make_model, make_rule
+from cases import FIRST, covering, make_batch, make_model, make_rule
 from safetensors.torch import load_file
 from test_tuned import true_logits
 from torch import nn
@@ -36,8 +36,7 @@ def by_peft(name: str, directory: Path, dtype: Any = torch.float64) -> Any:
         return peft.PeftModel.from_pretrained(copy.deepcopy(make_model(name, dtype)), directory).eval()
 
 
-@pytest.mark.parametrize("length", [4, 30], ids=["factors", "matrices"])
-@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize(("name", "length"), covering(FIRST, [4, 30]))  # factors and matrices
 def test_peft_predicts_what_to_hf_does(name: str, length: int, tmp_path: Path) -> None:
     tuned = adapted(name, length)
     export = tuned.to_peft(tmp_path)
@@ -73,8 +72,7 @@ def test_ranks_differ_from_layer_to_layer(tmp_path: Path) -> None:
         assert layer.r["default"] == rank and layer.scaling["default"] == 1.0
 
 
-@pytest.mark.parametrize("length", [4, 30], ids=["factors", "matrices"])
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bloom"])
+@pytest.mark.parametrize(("name", "length"), covering(["gpt2", "llama", "bloom"], [4, 30]))
 def test_a_higher_rank_keeps_more(name: str, length: int, tmp_path: Path) -> None:
     tuned, ids = adapted(name, length), make_batch(lengths=(length,))["input_ids"]
     exports = [tuned.to_peft(tmp_path / str(rank), rank=rank, input_ids=ids) for rank in (1, 2, 4, 8, 64)]

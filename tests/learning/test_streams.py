@@ -67,8 +67,7 @@ def assert_true(name: str, carry: Any, rule: tint.LearningRule, ids: Tensor, **k
             torch.testing.assert_close(learnt[parameter], update, rtol=0, atol=1e-8)
 
 
-@pytest.mark.parametrize("carry", CARRIES)
-@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize(("name", "carry"), covering(FIRST, CARRIES))
 def test_every_family_is_read_as_autograd_reads_it(name: str, carry: str) -> None:
     assert_true(name, carry, make_rule("full", learning_rate=2e-3), tokens(2, LENGTH))
 
@@ -105,8 +104,7 @@ def test_decay_spares_rows_that_make_no_step(optimiser: str) -> None:
 DOCUMENTS = torch.tensor([[0] * 20 + [1] * 26, [0] * 33 + [4] * 13, [2] * 46])
 
 
-@pytest.mark.parametrize("optimiser", ["sgd", "decay", "schedule", "adam", "muon"])
-@pytest.mark.parametrize("carry", CARRIES)
+@pytest.mark.parametrize(("carry", "optimiser"), covering(CARRIES, ["sgd", "decay", "schedule", "adam", "muon"]))
 def test_a_batch_of_documents_equals_each_alone(carry: str, optimiser: str) -> None:
     rule = make_rule("full", **OPTIMISERS[optimiser])
     sim, ids = tint.Tint(make_model("gpt2"), rule), tokens(3, LENGTH)
@@ -148,8 +146,9 @@ def test_padding_stands_anywhere() -> None:
         assert not found[row, ~here].any()
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("optimiser", ["sgd", "decay", "adam", "muon", "schedule"])
+@pytest.mark.parametrize(
+    ("dtype", "optimiser"), covering([torch.float32, torch.float64], ["sgd", "decay", "adam", "muon", "schedule"])
+)
 def test_a_state_goes_on_to_the_bit(optimiser: str, dtype: torch.dtype, tmp_path: Path) -> None:
     model, rule = tint.load(make_model("llama-grouped", dtype)), make_rule("full", **OPTIMISERS[optimiser])
     sim, ids = tint.Tint(model, rule), tokens(2, LENGTH)
