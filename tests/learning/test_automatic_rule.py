@@ -83,7 +83,7 @@ REFUSALS = {
     "a simulator": lambda model: tint.build(model, AUTO),
     "a simulator ": lambda model: tint.Tint(model, AUTO, engine="simulator"),
     "a network": lambda model: tint.Tint(model, AUTO, engine="network"),
-    "a simulator  ": lambda model: tint.compile(model, AUTO, max_tokens=4),
+    "a network ": lambda model: tint.compile(model, AUTO, max_tokens=4),
     "a simulator   ": lambda model: tint.TintForCausalLM.from_auxiliary(model.model, AUTO, "simulator"),
 }
 
