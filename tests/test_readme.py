@@ -107,7 +107,7 @@ def test_the_quick_start_runs_from_top_to_bottom(
             commands.append(code)
             assert run_shell(code).strip(), f"this printed nothing: {code}"
     named = set(re.findall(r"^tint (\w+)", "\n".join(commands), flags=re.MULTILINE))
-    assert named == {"run", "report", "sweep", "stream", "adapt", "build", "inspect", "params", "verify"}
+    assert named == {"run", "audit", "report", "sweep", "stream", "adapt", "build", "inspect", "params", "verify"}
     assert capsys.readouterr().out.count("->") == 3
     for written in (
         "report/report.html",

@@ -20,7 +20,7 @@ from tintformer.cli.app import app
 SHORT = [
     *(f"reads: {name}" for name in READERS),
     *("adapt", "build", "report", "eval lm", "fetch", "fetch: rows", "load: GGUF", "Simulator.save_pretrained"),
-    *("TintForCausalLM.save_pretrained", "RecordStore.save", "tintbench studies"),
+    "RecordStore.save",
 ]
 """What is struck in every run of the tests; the sweep does all."""
 

@@ -53,7 +53,7 @@ def test_a_graph_learns_as_the_fast_engine_does_with_padding_on_either_side(engi
         check_against_fast(found, "llama", rule, make_batch(lengths=(7, 5, 6), padding=padding))
 
 
-@pytest.mark.parametrize("engine", ["network", "fast"])
+@pytest.mark.parametrize("engine", ["fast", pytest.param("network", marks=pytest.mark.sweep)])
 def test_a_graph_descends_with_momentum_decay_rates_and_schedule(engine: str) -> None:
     rule = make_rule("default", steps=2, **DESCENTS["all"])
     check_against_fast(exported(engine, "gpt2", rule, 6), "gpt2", rule, make_batch(lengths=(6,)))

@@ -84,12 +84,16 @@ def test_methods_predict_alike(records: list[dict[str, Any]]) -> None:
         assert max(losses) - min(losses) < 1e-3
 
 
-def test_streams_predict_alike() -> None:
-    """By hand and by the engine, and by every optimiser up to its first step, which follows the first chunk."""
+@pytest.mark.sweep
+def test_optimisers_of_streams_predict_alike() -> None:
+    """Up to their first step, which follows the first chunk."""
     found = run(quick(cases=("tiny_stream",), repetitions=1))
     assert [record["method"] for record in found] == methods_of(CASES["tiny_stream"], quick())
     losses = {record["method"]: record["evaluation_loss"] for record in found if record["method"] != "forward"}
     assert max(losses.values()) - min(losses.values()) < 1e-2
+
+
+def test_a_stream_by_hand_predicts_as_the_engine_does() -> None:
     model, ids = make_model("gpt2", torch.float32), tokens(2, 26)
     auxiliary, rule = load(model), LearningRule.full(learning_rate=RATE)
     by_hand = ExplicitReader(model, block_names(auxiliary), RATE).read_each(ids, 7)
