@@ -20,15 +20,10 @@ from patience import PATIENCE
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import tintformer as tint
-from tintformer.engines.fast import updates
+from tintformer.engines.fast import update_costs
 from tintformer.engines.fast.fast_executor import FastExecutor
-from tintformer.engines.fast.updates import (
-    MatrixUpdate,
-    UpdateUse,
-    dual_cost,
-    prefers_dual,
-    smaller_as_factors,
-)
+from tintformer.engines.fast.update_costs import UpdateUse, dual_cost, prefers_dual, smaller_as_factors
+from tintformer.engines.fast.updates import MatrixUpdate
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch
 from tintformer.rule.optimiser import StepSize
@@ -266,10 +261,10 @@ def test_both_forms_are_chosen(tokens: int, dual: bool) -> None:
     ids = torch.randint(3, VOCABULARY, (1, tokens), generator=torch.Generator().manual_seed(0))
     batch = Batch.of(auxiliary, ids, train_mask=torch.ones_like(ids))
     executor = FastExecutor(auxiliary, rule, batch)
-    original, updates.TRAFFIC = updates.TRAFFIC, 0.0  # tiny matrices: let the products alone decide
+    original, update_costs.TRAFFIC = update_costs.TRAFFIC, 0.0  # tiny matrices: let the products alone decide
     try:
         with torch.no_grad():
             walk.train_in_the_pass(executor, auxiliary, rule)
     finally:
-        updates.TRAFFIC = original
+        update_costs.TRAFFIC = original
     assert {update.dual for update in executor.updates.matrices.values()} == {dual}

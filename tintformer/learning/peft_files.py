@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from tintformer.auxiliary.description import Auxiliary, compute_dtype, ops
 from tintformer.auxiliary.ops import Linear, Norm, Weight
-from tintformer.engines.fast.updates import Factors, MatrixUpdate, Updates, smaller_as_factors, widened
+from tintformer.engines.fast.update_costs import smaller_as_factors
+from tintformer.engines.fast.updates import Factors, MatrixUpdate, Updates, widened
 from tintformer.errors import TintError
 from tintformer.storage.whole_files import whole_files
 

@@ -20,10 +20,11 @@ from tintformer.execution import walk
 from tintformer.execution.batch import Batch
 from tintformer.execution.engine import parameter_updates
 from tintformer.network import weights
-from tintformer.network.compiler import Compiler, Program, allocate
+from tintformer.network.compiler import Compiler
 from tintformer.network.dense import DenseAttention, dense_form
 from tintformer.network.flags import Flags
 from tintformer.network.layers import Quantity
+from tintformer.network.slots import Program, allocate
 from tintformer.network.softmax_heads import by_softmax
 from tintformer.network.stream import Frame, Stream
 from tintformer.rule.attention import rotation

@@ -17,13 +17,8 @@ from tintformer.auxiliary.description import Auxiliary, compute_dtype
 from tintformer.auxiliary.ops import Activation, Add, Attend, Join, Linear, Norm, Op, Product, Weight
 from tintformer.engines.fast import kernels
 from tintformer.engines.fast.fused_attention import FusedAttention
-from tintformer.engines.fast.updates import (
-    MatrixUpdate,
-    Updates,
-    UpdateUse,
-    prefers_dual,
-    smaller_as_factors,
-)
+from tintformer.engines.fast.update_costs import UpdateUse, prefers_dual, smaller_as_factors
+from tintformer.engines.fast.updates import MatrixUpdate, Updates
 from tintformer.errors import DivergenceError
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch

@@ -15,7 +15,8 @@ from torch import Tensor
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.ops import Linear, Weight
 from tintformer.engines.fast.fast_executor import FastExecutor
-from tintformer.engines.fast.updates import MatrixUpdate, RunningMatrix, Updates, stream_prefers_dual
+from tintformer.engines.fast.update_costs import stream_prefers_dual
+from tintformer.engines.fast.updates import MatrixUpdate, RunningMatrix, Updates
 from tintformer.execution.batch import Batch
 from tintformer.execution.continuation import KeyValueCache
 from tintformer.rule.learning_rule import LearningRule
