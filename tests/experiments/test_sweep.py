@@ -155,7 +155,7 @@ def test_a_text_is_cut_as_everywhere(directory: Path) -> None:
         ({"steps": 0}, "steps=0 must be"),
         ({"tokens": 0}, "tokens=0 must be"),
         ({"optimizer": "newton"}, "optimizer='newton' is unknown"),
-        ({"optimizer": "rms"}, "optimizer='rms' divides by root mean squares of gradients: give statistics="),
+        ({"optimizer": "rms"}, "a sweep tries sgd, adam and muon: rms divides by statistics"),
         ({"stack": 2}, "stack: knobs of the simulator"),
         ({"dual": True}, "dual is a knob of an engine"),
         ({"engine": "steam"}, "engine='steam' is unknown"),

@@ -100,6 +100,16 @@ def test_updates_and_cosines(report: Report) -> None:
     assert top[1].moved is None and top[1].everything is None and top[2].moved is not None
 
 
+def test_statistics_of_rms_reach_every_part() -> None:
+    auxiliary, ids = tint.load(make_model(len(make_tokenizer()))), torch.arange(24)[None]
+    rule = tint.LearningRule.full(learning_rate=1e-3, optimizer="rms")
+    found = tint.collect_statistics(auxiliary, rule, ids, chunk=8)
+    report = make(rule=rule, statistics=found, generate=2)
+    assert report.loss != report.loss_before and report.cosines and report.continuations is not None
+    with pytest.raises(tint.TintError, match="optimizer='rms' divides by"):
+        make(rule=rule)
+
+
 def test_cosines_are_left_out_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without = make(cosine=False)
     assert not without.cosines and "--no-cosine" in without.no_cosines

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tintformer.cli.foreign_function import imported
-from tintformer.cli.options import Device, Dtype, Json, RuleOptions, given_names, with_rule_options
+from tintformer.cli.options import Device, Dtype, Json, RuleOptions, Statistics, given_names, with_rule_options
 from tintformer.cli.rule_setup import open_model, provenance, quiet_libraries, warnings_as_lines
 from tintformer.console import doing, print_json, print_table, say
 from tintformer.errors import InputError
@@ -51,6 +51,7 @@ def audit(
     ] = None,
     *,
     rule: RuleOptions,
+    statistics: Statistics = None,
     file: Annotated[
         list[Path] | None, typer.Option(help="Read a text from a file; repeat it for several documents.")
     ] = None,
@@ -87,7 +88,7 @@ def audit(
     """
     from tintformer.storage.whole_files import check_file
 
-    own = given_names(rule, chunk=chunk, window=window, carry=carry)
+    own = given_names(rule, statistics=statistics, chunk=chunk, window=window, carry=carry)
     _check_subject(model, score, file, ids, tokenizer, own)
     settings = {"chunk": chunk, "window": window, "carry": carry}
     settings = {name: value for name, value in settings.items() if value is not None}
@@ -101,7 +102,9 @@ def audit(
                 certificate, record = _audited(function, documents, name=score, **how), {}
         else:
             assert model is not None
-            certificate, record, documents = _audit_stream(model, rule, settings, file, ids, tokens, dtype, device, how)
+            certificate, record, documents = _audit_stream(
+                model, rule, statistics, settings, file, ids, tokens, dtype, device, how
+            )
     if output is not None:
         _save(certificate, record, output)
     if json:
@@ -137,6 +140,7 @@ def _check_subject(
 def _audit_stream(
     model: str,
     rule: RuleOptions,
+    statistics: Path | None,
     settings: dict[str, Any],
     file: Sequence[Path] | None,
     ids: Path | None,
@@ -160,7 +164,7 @@ def _audit_stream(
     if tokens is None and wanted.carry == "cache" and auxiliary.learned_positions and context is not None:
         limit = min(limit, context)
     documents = _documents(file, ids, model, limit)
-    scorer = StreamScorer(sim=Tint(auxiliary, built), settings=wanted)
+    scorer = StreamScorer(sim=Tint(auxiliary, built, statistics=statistics), settings=wanted)
     settled = wanted.of(auxiliary)
     shown = f"chunk {settled.chunk}, window {settled.window}, carry {settled.carry}"
     certificate = _audited(scorer, documents, name=f"stream of {auxiliary.name}, {shown}", **how)

@@ -15,6 +15,7 @@ from tintformer.cli.options import (
     Json,
     Model,
     RuleOptions,
+    Statistics,
     Text,
     TokensOption,
     with_rule_options,
@@ -44,6 +45,7 @@ def report(
     text: Text = None,
     *,
     rule: RuleOptions,
+    statistics: Statistics = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory for report.html and the figures (PNG).")],
     file: Annotated[Path | None, typer.Option(help="Read the text from a file; - is standard input.")] = None,
     train_fraction: Annotated[
@@ -100,6 +102,7 @@ def report(
             name=text_name(text, file),
             engine=engine,
             choice=choice,
+            statistics=statistics,
             cosine=cosine,
             baseline=baseline,
             generate=generate,

@@ -129,6 +129,11 @@ def make_rules(
     optimizers: list[dict[str, Any]] = [{}]
     if optimizer is not None:
         optimizers = [{"optimizer": each} for each in several("optimizer", optimizer)]
+    if {"optimizer": "rms"} in (*optimizers, {"optimizer": of_rule.get("optimizer")}):
+        raise InputError(
+            "a sweep tries sgd, adam and muon: rms divides by statistics of a text, which a sweep has not; see "
+            "tint.learn(..., optimizer='rms', statistics=...)"
+        )
     own: dict[str, list[Any]] = {"learning_rate": rates}
     own |= {"layers": several("layers", layers)} if layers is not None else {}
     own |= {"steps": several("steps", steps)} if steps is not None else {}

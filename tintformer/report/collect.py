@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from tintformer.engines.oracle import OracleEngine
 from tintformer.errors import InputError
 from tintformer.execution.batch import Batch
 from tintformer.execution.output import TintOutput
+from tintformer.learning.gradient_statistics import settle_statistics
 from tintformer.learning.rate_selection import RateChoice
 from tintformer.learning.text import Encoded, decode_continuation
 from tintformer.learning.tint import Tint
@@ -158,6 +159,7 @@ def collect(
     name: str | None = None,
     engine: str = "fast",
     choice: RateChoice | None = None,
+    statistics: Any = None,
     cosine: bool | None = None,
     baseline: bool = False,
     generate: int = 0,
@@ -165,14 +167,18 @@ def collect(
 ) -> Report:
     """Train on the first `train_tokens` of a text inside the pass, score the rest before and after, and look inside.
 
-    `name` is what the text is called; without one it goes by its first words. `cosine` says whether the rule's gradient
-    is compared with the exact one; None leaves that out for a large model. `baseline` also fine-tunes the model itself
+    `name` is what the text is called; without one it goes by its first words. `statistics` are what
+    `optimizer="rms"` divides by. `cosine` says whether the rule's gradient is compared with the exact one; None leaves
+    that out for a large model. `baseline` also fine-tunes the model itself
     by autograd, at its own rate, and `generate` continues the text by so many tokens, before and after.
     """
     progress("running the text", 0.0)
     input_ids = torch.tensor([encoded.input_ids])
     train_mask = torch.arange(input_ids.shape[1])[None] < train_tokens
-    out = Tint(auxiliary, rule, engine=engine)(input_ids, train_mask=train_mask, before=True, logits="evaluation")
+    statistics = settle_statistics(statistics, auxiliary, rule)
+    divided_by: dict[str, Any] = {} if statistics is None else {"statistics": statistics}
+    tint = Tint(auxiliary, rule, engine=engine, **divided_by)
+    out = tint(input_ids, train_mask=train_mask, before=True, logits="evaluation")
     if not bool(out.evaluation_mask.any()):
         raise InputError(f"all {input_ids.shape[1]} tokens are trained on; leave at least 1 to evaluate")
     scored = tuple(_scored(out, input_ids, Words(tokenizer)))
@@ -181,11 +187,14 @@ def collect(
     reason = _no_cosines(auxiliary, cosine)
     progress("comparing with the exact gradient", 0.5)
     batch = Batch.of(auxiliary, input_ids, train_mask=train_mask)
-    measured = () if reason else cosines(auxiliary, rule, batch)
+    measured = () if reason else cosines(auxiliary, rule, batch, statistics)
     progress("fine-tuning the model itself", 0.7)
     tuned = fine_tune(auxiliary, input_ids, train_tokens, steps=rule.steps) if baseline else None
     progress("continuing the text", 0.9)
-    continued = continuations(auxiliary, rule, input_ids, train_tokens, tokenizer, generate) if generate else None
+    continued = None
+    if generate:
+        tuned_inside = Tint(auxiliary, rule, **divided_by).adapt(input_ids[:, :train_tokens])
+        continued = continuations(tuned_inside, input_ids, tokenizer, generate)
     return Report(
         name=name_of(text) if name is None else name,
         auxiliary=auxiliary,
@@ -203,11 +212,9 @@ def collect(
     )
 
 
-def continuations(
-    auxiliary: Auxiliary, rule: LearningRule, input_ids: Tensor, train_tokens: int, tokenizer: Any, num_tokens: int
-) -> Continuations:
+def continuations(tuned: Tuned, input_ids: Tensor, tokenizer: Any, num_tokens: int) -> Continuations:
     """The most likely next tokens after the whole text, by the model as it is and with what the pass has learnt."""
-    models = Tuned.untrained(auxiliary), Tint(auxiliary, rule).adapt(input_ids[:, :train_tokens])
+    models = Tuned.untrained(tuned.auxiliary), tuned
     before, after = (
         decode_continuation(tokenizer, ids[0].tolist(), input_ids.shape[1])
         for ids in (model.generate(input_ids, max_new_tokens=num_tokens, do_sample=False) for model in models)
@@ -282,14 +289,16 @@ def _no_cosines(auxiliary: Auxiliary, cosine: bool | None) -> str:
     return ""
 
 
-def cosines(auxiliary: Auxiliary, rule: LearningRule, batch: Batch) -> tuple[Cosine, ...]:
+def cosines(
+    auxiliary: Auxiliary, rule: LearningRule, batch: Batch, statistics: Mapping[str, Tensor] | None = None
+) -> tuple[Cosine, ...]:
     """The whole first, then block by block: the first step of `rule` against autograd in float64, on the same loss."""
     precise = in_float64(auxiliary)
     exact = LearningRule.full(learning_rate=1.0, loss=rule.loss)
     truth = simulated_gradient(precise, exact, batch, OracleEngine(precise, exact))
     # Rate and steps of the rule do not matter to the direction of its first step.
     step = replace(rule, steps=1, reduction="sum", learning_rate=rate_of_share(auxiliary, truth, SHARE))
-    found = simulated_gradient(auxiliary, step, batch, FastEngine(auxiliary, step))
+    found = simulated_gradient(auxiliary, step, batch, FastEngine(auxiliary, step, statistics=statistics))
     moving = set(trainable_weights(rule, auxiliary))
     moved = {name for name, weight in parameters(auxiliary) if weight in moving}
     layers = [None, *range(len(auxiliary.blocks))]

@@ -147,6 +147,7 @@ def learn_text(
         rule=rule,
         choice=choice,
         engine=engine,
+        statistics=options.get("statistics"),
         construction=_construction(tint.engine, num_train) if engine == "simulator" else None,
         train_tokens=num_train,
         positions=evaluated.nonzero().flatten(),

@@ -61,6 +61,8 @@ class LearnResult:
     """What the rate was chosen from; None if it was given."""
     engine: str
     """Which engine ran."""
+    statistics: Any = field(default=None, repr=False)
+    """What `optimizer="rms"` divided by, as it was given."""
     construction: dict[str, Any] | None = None
     """How the simulator was built, if it ran."""
     train_tokens: int
@@ -188,6 +190,7 @@ class LearnResult:
             train_tokens=self.train_tokens,
             engine=self.engine,
             choice=self.choice,
+            statistics=self.statistics,
             cosine=cosine,
         )
         return write(found, Path(directory))
