@@ -92,7 +92,8 @@ def test_two_processes_on_one_disk_give_the_same_files(place: Path) -> None:
     assert code == 0, err
     assert (place / "pid-0").read_text() != (place / "pid-1").read_text()
     assert out.count("the model as it is") == 2  # plain and calibrated: one process prints
-    assert "tint:" not in err
+    told = [line for line in err.splitlines() if line.startswith("tint:")]
+    assert all(" units (" in line for line in told), err  # nothing but how far a slow machine has come
     assert len(list((place / "two-icl").glob("tracking/*/events.*"))) == 1  # and one tracks
     written = {name: each for name, each in files(place / "two-icl").items() if not name.startswith("tracking")}
     assert written == files(place / "one-icl")
