@@ -64,8 +64,12 @@ def _end_of(pid: int) -> int:
 
 
 def _be_the_command(arguments: list[str], given: IO[bytes], out: IO[bytes], err: IO[bytes]) -> NoReturn:
+    import torch
+
     code = 1
     try:
+        # Behind a fork torch makes its pool anew, once it is used; two threads that load weights would do so at once.
+        torch.set_num_threads(torch.get_num_threads())
         for number, file in enumerate((given, out, err)):
             os.dup2(file.fileno(), number)
         # Those of pytest capture; the command has streams of its own.
