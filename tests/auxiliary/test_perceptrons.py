@@ -16,7 +16,7 @@ def test_regression_begins_with_zeros_or_what_is_given() -> None:
     auxiliary = tint.regression(3, 2, bias=True)
     assert all(not parameter.any() for parameter in auxiliary.model.parameters())
     assert repr(auxiliary) == (
-        "<Auxiliary regression 3 -> 2: 8 parameters in 1 layers, 3 inputs, 2 outputs, float32 on cpu>"
+        "<Auxiliary regression 3 -> 2: 8 parameters in 1 layer, 3 inputs, 2 outputs, float32 on cpu>"
     )
     weight = [[1.0, 2.0, 3.0]]
     assert tint.regression(3, weight=weight).model[0].weight.tolist() == weight

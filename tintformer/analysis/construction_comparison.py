@@ -34,6 +34,8 @@ class ConstructedLinear:
 
     name: str
     """What it is called."""
+    does: str
+    """How it does it."""
     parameters: int
     """Of the modules of the forward pass, as they are stored."""
     non_zero: int
@@ -121,7 +123,8 @@ def _copy(layers: dict[torch.dtype, Layer], width: int) -> ConstructedLinear:
 
     module = AttentionCopy(width)
     return ConstructedLinear(
-        name="attention copy: fetches a row, multiplies nothing",
+        name="attention copy",
+        does="fetches rows from the tape, multiplies nothing",
         parameters=_num_parameters(module),
         non_zero=_num_non_zero(module),
         step_parameters=None,
@@ -141,7 +144,8 @@ def _product(layers: dict[torch.dtype, Layer], width: int) -> ConstructedLinear:
 
     module = FeedForwardProduct(width, total=True)
     return ConstructedLinear(
-        name="GELU product: one row, if it is there",
+        name="GELU product",
+        does="the inner product with one row that was fetched",
         parameters=_num_parameters(module),
         non_zero=_num_non_zero(module),
         step_parameters=None,
@@ -164,7 +168,8 @@ def _memory_tape(layers: dict[torch.dtype, Layer], width: int, tokens: int) -> C
     module = MemoryTape(width)
     num_layers, num_step_layers = MemoryTape.num_layers(width, tokens)
     return ConstructedLinear(
-        name="memory tape: copy, GELU product, write, looped",
+        name="memory tape",
+        does="row by row: attention copy, GELU product, and another to write the number down",
         parameters=_num_parameters(module),
         non_zero=_num_non_zero(module),
         step_parameters=_num_parameters(module),
@@ -186,7 +191,8 @@ def _prefix_attention(layers: dict[torch.dtype, Layer], width: int) -> Construct
 
     module = PrefixAttention(width)
     return ConstructedLinear(
-        name="prefix attention: a row a token, one head",
+        name="prefix attention",
+        does="a row a prefix token, one head",
         parameters=_num_parameters(module),
         non_zero=_num_non_zero(module),
         step_parameters=_num_parameters(module),
@@ -216,7 +222,8 @@ def _tint(layers: dict[torch.dtype, Layer], width: int, layout: LayoutName, stac
     modules = next(iter(simulator.structure.children()))
     forward, descent = modules.get_submodule("forward_module"), modules.get_submodule("descent_module")
     return ConstructedLinear(
-        name=f"TinT, layout {layout}, {stack} rows a token",
+        name=f"TinT, {layout} layout",
+        does=f"{stack} rows a prefix token",
         parameters=_num_parameters(forward),
         non_zero=_num_non_zero(forward),
         step_parameters=_num_parameters(descent),

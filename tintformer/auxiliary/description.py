@@ -95,10 +95,10 @@ class Auxiliary:
 
     def _described_sizes(self) -> str:
         size = sum(parameter.numel() for parameter in self.model.parameters())
-        dtype = str(self.dtype).removeprefix("torch.")
+        dtype, depth = str(self.dtype).removeprefix("torch."), len(self.blocks)
         return (
-            f"<Auxiliary {self.name}: {size:,} parameters in {len(self.blocks)} layers, {self.stream_width:,} inputs, "
-            f"{self.vocabulary_size:,} outputs, {dtype} on {self.device}>"
+            f"<Auxiliary {self.name}: {size:,} parameters in {depth} {'layer' if depth == 1 else 'layers'}, "
+            f"{self.stream_width:,} inputs, {self.vocabulary_size:,} outputs, {dtype} on {self.device}>"
         )
 
     @property

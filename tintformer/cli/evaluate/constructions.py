@@ -34,13 +34,14 @@ def constructions(
     print_table([_forward(each) for each in found], title=f"W x, {width} x {width}, {tokens} tokens")
     steps = [_step(each) for each in found if each.step_parameters is not None]
     print_table(steps, title="one step of descent, W - rate dy x^T")
-    say("errors: the largest, relative to the largest entry of what is right, in float64 and in float32")
+    say("tokens: those of the context that hold the weights")
+    say("float64, float32: the largest error, relative to the largest entry of what is right")
 
 
 def _forward(found: ConstructedLinear) -> dict[str, Any]:
     return {
         "construction": found.name,
-        "tokens with weights": "" if found.weight_tokens is None else f"{found.weight_tokens:,}",
+        "tokens": "" if found.weight_tokens is None else f"{found.weight_tokens:,}",
         "layers": f"{found.layers:,}",
         "parameters": f"{found.parameters:,}",
         "non-zero": f"{found.non_zero:,}",
