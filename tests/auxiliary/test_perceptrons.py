@@ -11,6 +11,9 @@ from torch import nn
 
 import tintformer as tint
 
+UNTYPED: Any = tint
+"""For what no type checker would let pass."""
+
 
 def test_regression_begins_with_zeros_or_what_is_given() -> None:
     auxiliary = tint.regression(3, 2, bias=True)
@@ -48,11 +51,11 @@ def test_modules_of_ones_own_are_shared() -> None:
     ("make", "message"),
     [
         (lambda: tint.regression(0), "inputs=0"),
-        (lambda: tint.regression(2, 1.5), "outputs=1.5"),
+        (lambda: UNTYPED.regression(2, 1.5), "outputs=1.5"),
         (lambda: tint.regression(2, weight=[[1.0]]), "weight has shape (1, 1); it must be [outputs, inputs] = [1, 2]"),
         (lambda: tint.regression(2, dtype=torch.long), "dtype=torch.int64 is no floating-point type"),
         (lambda: tint.mlp([3]), "layers=[3] must be at least two widths"),
-        (lambda: tint.mlp("3,4"), "layers='3,4' must be at least two widths"),
+        (lambda: UNTYPED.mlp("3,4"), "layers='3,4' must be at least two widths"),
         (lambda: tint.mlp([3, -1]), "layers=-1"),
         (lambda: tint.mlp([3, 1], activation="softmax"), "choose one of relu, gelu, silu, tanh"),
         (lambda: tint.mlp(nn.Sequential()), "its first module is no torch.nn.Linear"),

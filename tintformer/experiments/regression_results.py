@@ -53,7 +53,7 @@ def _by_examples(done: RegressionResults) -> ResultTable:
     return ResultTable(
         title="In-context regression: mean squared error after so many examples",
         note=" ".join(dict.fromkeys(_note(experiment) for experiment, _ in done)),
-        rows=tuple(_filled(rows)),
+        rows=_named(_filled(rows)),
     )
 
 
@@ -77,7 +77,13 @@ def _details(done: RegressionResults) -> ResultTable:
         for result in results
     ]
     note = "Mean over functions of the mean squared error of their queries. Intervals: 95%, bootstrap over functions."
-    return ResultTable(title="In-context regression: rates and intervals", note=note, rows=tuple(rows))
+    return ResultTable(title="In-context regression: rates and intervals", note=note, rows=_named(rows))
+
+
+def _named(rows: Sequence[dict[str, str]]) -> tuple[dict[str, str], ...]:
+    """Rows of one kind of function need not say which: the note does."""
+    lone = len({row["functions"] for row in rows}) == 1
+    return tuple({key: value for key, value in row.items() if not (lone and key == "functions")} for row in rows)
 
 
 def _interval(errors: Sequence[float]) -> str:
