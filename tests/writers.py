@@ -208,6 +208,7 @@ SHORT = (MODEL, "--file", SHORT_FILE)
 LM = ("--length", "16", "--blocks", "2", "--tuning", "1")
 STREAM = ("--documents", "blocks", "--length", "32", "--chunk", "8", "--scored", "2", "--tuning", "1")
 ICL = ("--tests", "4", "--tuning", "2", "--seeds", "0")
+FUNCTIONS = ("--methods", "auxiliary,one-step", "--functions", "2", "--examples", "2", "--inputs", "2")
 FEW_PLACES = ("--tokens", "8", "--places", "1")
 MR = ("--model", "nano-llama", "--data", TASKS, "--tasks", "mr", *ICL)
 HARNESS = ("--model", "tint", "--model_args", f"pretrained={MODEL},learning_rate=RATE", "--tasks", "tint_sst2")
@@ -236,6 +237,7 @@ WRITERS = (
     Writer("eval lm", evaluation("lm", MODEL, TEXT_FILE, *LM, "--shares", "0.5", *IT), group=of_evaluation),
     Writer("eval icl", evaluation("icl", MODEL, "sst2", "--data", TASKS / "sst2", *ICL, *IT), group=of_evaluation),
     Writer("eval stream", evaluation("stream", MODEL, TEXT_FILE, *STREAM, *IT), group=of_evaluation),
+    Writer("eval regression", command("eval", "regression", *FUNCTIONS, *RATE, *IT, "-o", "OUT"), group=of_evaluation),
     Writer("eval table", table_again, group=of_evaluation),
     Writer("eval table-lm", evaluation("table-lm", "--model", MODEL, "--data", TEXT_FILE, *LM), group=of_evaluation),
     Writer("eval table-icl", evaluation("table-icl", *MR), group=of_evaluation),
@@ -264,6 +266,7 @@ READERS = {
     "models": ("models",),
     "audit": ("audit", *SHORT, "--tokens", "8", "--places", "1"),
     "eval list": ("eval", "list"),
+    "eval constructions": ("eval", "constructions", "--width", "8", "--tokens", "3"),
     "inspect": ("inspect", MODEL),
     "fetch": ("fetch", "--list"),
 }

@@ -6,6 +6,7 @@ from .analysis.certificate import Certificate
 from .analysis.network_size import count_network
 from .analysis.planning.estimate import plan
 from .auxiliary.description import Auxiliary
+from .auxiliary.perceptrons import mlp, regression
 from .errors import (
     DivergenceError,
     InputError,
@@ -16,6 +17,7 @@ from .errors import (
     TintWarning,
     UnsupportedModelError,
 )
+from .execution.examples import Examples
 from .execution.output import TintOutput
 from .experiments.sweep import SweepResult, sweep
 from .integrations.transformers.cache import TintCache
@@ -38,6 +40,7 @@ __all__ = [
     "Auxiliary",
     "Certificate",
     "DivergenceError",
+    "Examples",
     "GradientStatistics",
     "InputError",
     "LearnResult",
@@ -69,6 +72,8 @@ __all__ = [
     "count_parameters",
     "learn",
     "load",
+    "mlp",
     "plan",
+    "regression",
     "sweep",
 ]

@@ -26,6 +26,7 @@ RATE = ["--learning-rate", "1e-4"]
 ONE = ["--methods", "auxiliary"]
 FEW_BLOCKS = ["--length", "32", "--blocks", "2", "--tuning", "1", *RATE, *ONE]
 FEW_DOCUMENTS = ["--length", "32", "--scored", "2", "--tuning", "1", *RATE, *ONE]
+FEW_FUNCTIONS = ["--functions", "2", "--tuning", "1", "--examples", "2", "--inputs", "2", "--steps", "2", *RATE, *ONE]
 FEW_TESTS = ["--tests", "2", "--tuning", "2", "--seeds", "0", *RATE, *ONE]
 BASES: dict[str, list[str] | None] = {
     "demo": None,  # takes an output alone, which test_bad_input_commands.py attacks
@@ -50,6 +51,8 @@ BASES: dict[str, list[str] | None] = {
     "eval lm": ["MODEL", "TEXTS", "--shares", "0.5", "-o", "OUT", *FEW_BLOCKS],
     "eval icl": ["MODEL", "TASK", "-o", "OUT", *FEW_TESTS],
     "eval stream": ["MODEL", "TEXTS", "-o", "OUT", "--documents", "blocks", "--chunk", "16", *FEW_DOCUMENTS],
+    "eval regression": ["-o", "OUT", *FEW_FUNCTIONS],
+    "eval constructions": ["--width", "8", "--tokens", "3"],
     "eval table": ["OUT"],
     "eval list": [],
     "eval table-lm": ["--model", "MODEL", "--data", "TEXTS", "-o", "OUT", *FEW_BLOCKS],

@@ -137,6 +137,7 @@ def count_parameters(model: Any, *, rule: LearningRule | None = None, **construc
     from tintformer.storage.configs import meta_auxiliary, read_config
 
     if isinstance(model, Auxiliary):
+        model.require_language_model("a count of parameters")
         auxiliary = model if model.device.type == "meta" else meta_auxiliary(model.model.config, model.name)
     else:
         auxiliary = meta_auxiliary(read_config(model), str(model))

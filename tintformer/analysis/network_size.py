@@ -145,6 +145,7 @@ def count_network(
     from tintformer.storage.configs import meta_auxiliary, read_config
 
     if isinstance(model, Auxiliary):
+        model.require_language_model("a count of a network")
         auxiliary = model if model.device.type == "meta" else meta_auxiliary(model.model.config, model.name)
     else:
         auxiliary = meta_auxiliary(read_config(model), str(model))

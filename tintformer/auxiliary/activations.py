@@ -57,6 +57,10 @@ def _gated_derivative(slope: float, x: Tensor) -> Tensor:
     return gate * (1 + slope * x * (1 - gate))
 
 
+def _tanh_derivative(x: Tensor) -> Tensor:
+    return 1 - torch.tanh(x).square()
+
+
 def _relu_derivative(x: Tensor) -> Tensor:
     # A step with 0 at 0, as in autograd; the paper's proof for ReLU writes it as sign, with 1 at 0.
     return (x > 0).to(x.dtype)
@@ -75,5 +79,6 @@ FUNCTIONS: dict[str, Function] = {
     "silu": _sigmoid_gated(1.0),
     "swish": _sigmoid_gated(1.0),
     "quick_gelu": _sigmoid_gated(1.702),
+    "tanh": Function(torch.tanh, _tanh_derivative),
 }
 """Every supported activation, by Hugging Face's name (and BLOOM's own)."""

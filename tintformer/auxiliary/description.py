@@ -12,7 +12,7 @@ import torch
 from tintformer.auxiliary.generation import continue_text
 from tintformer.auxiliary.model_record import ModelRecord
 from tintformer.auxiliary.ops import Attend, Fork, Linear, Move, Norm, Op, Rotary, Step, Weight
-from tintformer.errors import LoadError, TintError
+from tintformer.errors import InputError, LoadError, TintError
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -54,8 +54,11 @@ class Auxiliary:
     """The stream to logits."""
     max_positions: int | None
     """Longest context the model was built for; None where nothing limits it (ALiBi)."""
+    takes_examples: bool = False
+    """Whether it learns from `Examples`, vectors with a target at their own positions, instead of tokens, each of which
+    the one before predicts. Embedding and head are then the identity, and the loss is half the squared error."""
     model: Any = field(repr=False)
-    """The Hugging Face model, never modified."""
+    """The Hugging Face model, or the torch modules of a perceptron; never modified."""
     record: ModelRecord | None = field(default=None, repr=False)
     """The model as it was when it was described."""
     open_tokenizer: Callable[[], Any] | None = field(default=None, repr=False)
@@ -64,6 +67,7 @@ class Auxiliary:
     @cached_property
     def tokenizer(self) -> Any:
         """The Hugging Face tokenizer of the model."""
+        self.require_language_model("a text")
         if self.open_tokenizer is None:
             raise LoadError(f"{self.name} came without a tokenizer; give one: tint.load(model, tokenizer=...)")
         return self.open_tokenizer()
@@ -79,6 +83,8 @@ class Auxiliary:
         return continue_text(self, self.model, prompt, **options)
 
     def __repr__(self) -> str:
+        if self.takes_examples:
+            return self._described_sizes()
         size = sum(parameter.numel() for parameter in self.model.parameters())
         context = "any length" if self.max_positions is None else f"context {self.max_positions:,}"
         dtype = str(self.dtype).removeprefix("torch.")
@@ -87,9 +93,17 @@ class Auxiliary:
             f"{self.stream_width:,}, vocabulary {self.vocabulary_size:,}, {context}, {dtype} on {self.device}>"
         )
 
+    def _described_sizes(self) -> str:
+        size = sum(parameter.numel() for parameter in self.model.parameters())
+        dtype, depth = str(self.dtype).removeprefix("torch."), len(self.blocks)
+        return (
+            f"<Auxiliary {self.name}: {size:,} parameters in {depth} {'layer' if depth == 1 else 'layers'}, "
+            f"{self.stream_width:,} inputs, {self.vocabulary_size:,} outputs, {dtype} on {self.device}>"
+        )
+
     @property
     def vocabulary_size(self) -> int:
-        """Token ids that the head predicts."""
+        """Token ids that the head predicts; outputs of one that takes examples."""
         return self.head.weight.source.shape[0]
 
     @property
@@ -114,6 +128,11 @@ class Auxiliary:
         return self.embedding.positions is not None
 
     @property
+    def target_offset(self) -> int:
+        """How far behind the position that predicts it a target stands."""
+        return 0 if self.takes_examples else 1
+
+    @property
     def dispatched(self) -> bool:
         """Whether it is spread over devices, or kept elsewhere than where it is computed with."""
         steps = [step for part in (*self.blocks, self.final) for step in part]
@@ -128,6 +147,15 @@ class Auxiliary:
         """Refuse to go on with a model whose modules or tensors are no longer those that were described."""
         if self.record is not None:
             self.record.require_unchanged(self.name)
+
+    def require_language_model(self, whose: str) -> None:
+        """Refuse a model that learns from examples where tokens or transformers' own class are needed.
+
+        Args:
+            whose: Who needs them, for the message.
+        """
+        if self.takes_examples:
+            raise InputError(f"{self.name} learns from Examples; {whose} needs a language model")
 
     def require_one_device(self, whose: str) -> None:
         """Refuse a model that is spread over devices, for those who cannot follow.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn import functional
 
@@ -58,8 +58,10 @@ class Weight:
         source = self.source.detach()
         return source if self.device is None else source.to(self.device)
 
-    def rows(self, index: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        """Rows of a table; of one that is kept elsewhere, no more than they are brought in."""
+    def rows(self, index: Shaped[Tensor, "B T *vector"]) -> Float[Tensor, "B T D"]:
+        """Rows of a table by number, or sums of them by vector; of one kept elsewhere, no more are brought in."""
+        if index.is_floating_point():
+            return index.to(self.source) @ self.source.detach()
         return functional.embedding(index.to(self.source.device), self.source.detach()).to(self.home)
 
     def read(self) -> Float[Tensor, ...]:

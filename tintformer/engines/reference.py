@@ -103,7 +103,7 @@ class TensorExecutor(TensorStreams):
         # In the order of the families that have these parts: Gemma scales, OPT-350m projects before positions are
         # added, BLOOM normalises the sum. None of them is trained.
         embedding = self.auxiliary.embedding
-        x = embedding.tokens.rows(self.batch.input_ids).to(self.dtype) * embedding.scale
+        x = embedding.tokens.rows(self.batch.inputs).to(self.dtype) * embedding.scale
         if embedding.projection is not None:
             x, _ = self.forward(embedding.projection, (x,))
         if embedding.positions is not None:
@@ -118,8 +118,8 @@ class TensorExecutor(TensorStreams):
     def loss_gradient(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         weight, bias = self.value(self.auxiliary.head.weight), self.value(self.auxiliary.head.bias)
         batch, mean = self.batch.on(x.device), self.rule.reduction == "mean"
-        trained = batch.train_positions_at(self.stage.step)
-        return head.loss_gradient(x, weight, bias, batch.targets, trained, loss=self.rule.loss, mean=mean)
+        trained, loss = batch.train_positions_at(self.stage.step), head.loss_of(self.rule, self.auxiliary)
+        return head.loss_gradient(x, weight, bias, batch.targets, trained, loss=loss, mean=mean)
 
     def add(self, terms: Sequence[Tensor]) -> Tensor:
         # Out of place, since a term may be on the tape.

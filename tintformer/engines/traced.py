@@ -79,7 +79,8 @@ class TracedExecutor(TensorExecutor):
     def loss_gradient(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         weight, bias = self.value(self.auxiliary.head.weight), self.value(self.auxiliary.head.bias)
         # Everywhere, then multiplied by 0 or 1: exactly zero where nothing is learnt from.
-        dx = head.gradient_at(x, weight, bias, self.batch.targets, loss=self.rule.loss)
+        loss = head.loss_of(self.rule, self.auxiliary)
+        dx = head.gradient_at(x, weight, bias, self.batch.targets, loss=loss)
         trains = self.batch.train_positions
         dx = dx * trains[..., None].to(dx.dtype)
         if self.rule.reduction == "mean":

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, TypedDict, Unpack
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional
 
@@ -84,7 +84,7 @@ class Batch:
         batch = cls._checked(auxiliary, ids, train, _mask_or_all("loss_mask", loss_mask, ids), ~train, **masks)
         if step_ids is not None:
             batch = replace(batch, step_ids=_ids("step_ids", step_ids, ids))
-        _check_training(batch)
+        check_training(batch)
         return batch
 
     @classmethod
@@ -191,7 +191,9 @@ class Batch:
     def padded(self, num_tokens: int) -> Batch:
         """The same sequences with padding behind them, up to so many tokens."""
         missing = num_tokens - self.input_ids.shape[1]
-        return self if missing == 0 else self._with(lambda value: functional.pad(value, (0, missing)))
+        if missing == 0:
+            return self
+        return self._with(lambda value: functional.pad(value, (*(0, 0) * (value.dim() - 2), 0, missing)))
 
     def on(self, device: torch.device) -> Batch:
         """The same sequences on another device; copied there once."""
@@ -202,7 +204,7 @@ class Batch:
         return self._copies[device]
 
     def _with(self, change: Callable[[Tensor], Tensor], rates: Tensor | None = None) -> Batch:
-        """The batch with each of its tensors `[B, T]` changed alike, and with other rates if there are any."""
+        """The batch with each of its tensors `[B, T, ...]` changed alike, and with other rates if there are any."""
         given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "rates"}
         changed = {name: change(tensor) for name, tensor in given.items() if tensor is not None}
         return replace(self, **changed, rates=self.rates if rates is None else rates)
@@ -216,7 +218,17 @@ class Batch:
         return {}
 
     @cached_property
-    def targets(self) -> Int[Tensor, "B T"]:
+    def inputs(self) -> Shaped[Tensor, "B T *vector"]:
+        """What enters at each position: a token by its number, or a vector."""
+        return self.input_ids
+
+    @cached_property
+    def placed_targets(self) -> Shaped[Tensor, "B T *vector"]:
+        """Targets where they stand, for whoever has to find them: a token is the target of the one before."""
+        return self.input_ids
+
+    @cached_property
+    def targets(self) -> Shaped[Tensor, "B T *vector"]:
         """The token that each position predicts; the last position predicts none, and its entry is not used."""
         # Rolled, not cut, so that every tensor keeps the shape [B, T];
         # `predicts` is False where the roll wraps around.
@@ -405,6 +417,8 @@ def _check_names(masks: Mapping[str, Any], known: Any) -> None:
 def token_ids(input_ids: Array, auxiliary: Auxiliary) -> Int[Tensor, "B T"]:
     """The user's token ids, checked, on the auxiliary's device."""
     auxiliary.require_unchanged()  # here, because every call of every engine begins with its tokens
+    if auxiliary.takes_examples:
+        raise InputError(f"{auxiliary.name} takes no tokens; give tintformer.Examples(x, y, train_mask)")
     given = _with_data("input_ids", as_tensor("input_ids", input_ids), auxiliary.device)
     ids = _integers("input_ids", given).to(auxiliary.device)
     if ids.dim() != 2 or 0 in ids.shape:
@@ -477,7 +491,8 @@ def _check_rows(batch: Batch) -> None:
         raise InputError(f"token {token} of row {row} is shared (segment id -1) but stands after a segment's token")
 
 
-def _check_training(batch: Batch) -> None:
+def check_training(batch: Batch) -> None:
+    """Refuse a row without a training part, and say so of one without a target."""
     untrained = ~batch.train_mask.any(1)
     if untrained.any():
         raise InputError(f"row {_first_row(untrained)} has an empty training part: its train_mask is 0 everywhere")

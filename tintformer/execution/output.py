@@ -29,7 +29,8 @@ class Predictions:
     """What a model says of a batch: the loss of every evaluation token, and logits where they were asked for."""
 
     losses: Float[Tensor, " evaluated"]
-    """Negative log-likelihoods in nats, in row-major order of `Batch.evaluation_positions`."""
+    """Negative log-likelihoods in nats, or squared errors of vectors, in row-major order of
+    `Batch.evaluation_positions`."""
     logits: Float[Tensor, "positions V"] | None
     """In row-major order of the positions asked for."""
 
@@ -97,12 +98,14 @@ class TintOutput:
     loss: Float[Tensor, ""] | None
     """Mean of `token_loss` over the evaluation tokens of the batch; None if there are none."""
     token_loss: Float[Tensor, "batch tokens"]
-    """Negative log-likelihood of every evaluation token, in nats; 0 elsewhere."""
+    """Negative log-likelihood of every evaluation token, in nats, or the squared error of every evaluated example; 0
+    elsewhere."""
     evaluation_mask: Bool[Tensor, "batch tokens"]
-    """Tokens outside of the training part whose predecessor is attended and in the same segment."""
+    """Tokens outside of the training part whose predecessor is attended and in the same segment; of examples, all
+    outside of the training part."""
     logits: Tensor | None
     """`[batch, tokens, vocabulary]` with logits="all"; `[evaluation tokens, vocabulary]`, those that predict
-    `input_ids[evaluation_mask]`, with "evaluation"; None with "none"."""
+    `input_ids[evaluation_mask]`, with "evaluation"; None with "none". For examples they are the outputs."""
     logits_before: Tensor | None = None
     """`logits` of the model before learning; None unless `before=True` asked for it."""
     token_loss_before: Float[Tensor, "batch tokens"] | None = None
@@ -111,11 +114,17 @@ class TintOutput:
     """`loss` of the model before learning; None unless asked for."""
     learning_rates: Float[Tensor, " batch"] | None = None
     """The rate of each row where the rule's is `auto`, and was chosen for each; None where the rule has a number."""
+    of_examples: bool = False
+    """Whether losses are squared errors of examples, and not nats of tokens."""
     _updates: RowUpdates = field(repr=False)
 
     def __repr__(self) -> str:
         rows, tokens = self.token_loss.shape
         losses = [loss for loss in (self.loss_before, self.loss) if loss is not None]
+        if self.of_examples:
+            error = " -> ".join(f"{float(loss):.4g}" for loss in losses)
+            found = f": squared error {error}" if losses else ""
+            return f"<TintOutput of {rows} x {tokens} examples, {int(self.evaluation_mask.sum())} evaluated{found}>"
         nats = " -> ".join(f"{float(loss):.4f}" for loss in losses)
         perplexity = " -> ".join(f"{float(loss.exp()):.2f}" for loss in losses)
         found = f": loss {nats} nats per token, perplexity {perplexity}" if losses else ""
@@ -157,6 +166,7 @@ class TintOutput:
             loss_before=loss_before,
             token_loss_before=token_loss_before,
             learning_rates=batch.rates,
+            of_examples=batch.targets.is_floating_point(),
             _updates=RowUpdates(result.updates),
         )
 
@@ -177,8 +187,8 @@ class TintOutput:
         return self._updates(number)
 
     def ruined_rows(self) -> list[int]:
-        """The rows whose perplexity went up by more than half, as far as `before` tells."""
-        if self.token_loss_before is None:
+        """The rows whose perplexity went up by more than half, as far as `before` tells; squared errors have none."""
+        if self.token_loss_before is None or self.of_examples:
             return []
         worse = (self.token_loss - self.token_loss_before).double().sum(1)
         return (worse > math.log(RUINOUS) * self.evaluation_mask.sum(1)).nonzero().flatten().tolist()

@@ -46,6 +46,7 @@ COMPUTES = (
     "experiments.language_modelling",
     "experiments.text_sweep",
     "experiments.in_context_learning",
+    "experiments.in_context_regression",
 )
 """Modules and folders, below `tintformer`, whose code decides the result of a unit."""
 DECIDES_NOTHING = {

@@ -13,7 +13,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from tintformer.errors import InputError, brief, cause
 from tintformer.experiments.document_streams import DocumentStreams
 from tintformer.experiments.in_context_learning import InContextLearning
+from tintformer.experiments.in_context_regression import InContextRegression
 from tintformer.experiments.language_modelling import LanguageModelling
+from tintformer.experiments.regression_results import regression_figures, regression_tables
 from tintformer.experiments.result_figures import in_context_figures, language_figures
 from tintformer.experiments.stream_results import stream_figures, stream_tables
 from tintformer.experiments.tables import ResultTable, in_context_tables, language_tables
@@ -21,18 +23,25 @@ from tintformer.storage.file_names import check_file_name, same_file_name
 from tintformer.storage.foreign_files import read_foreign_json
 from tintformer.storage.whole_files import check_directory, whole_file, whole_files
 
-KINDS: dict[str, type[LanguageModelling | InContextLearning | DocumentStreams]] = {
+KINDS: dict[str, type[LanguageModelling | InContextLearning | DocumentStreams | InContextRegression]] = {
     "lm": LanguageModelling,
     "icl": InContextLearning,
     "stream": DocumentStreams,
+    "regression": InContextRegression,
 }
 _FORMATS = {"csv": "csv", "tex": "latex", "md": "markdown"}
 _FIGURES = {
     "lm": ("perplexity", "gain", "rates"),
     "icl": ("accuracy", "settings", "rates"),
     "stream": ("positions", "gain", "rates"),
+    "regression": ("examples", "rates"),
 }
-_DRAWN = {"lm": language_figures, "icl": in_context_figures, "stream": stream_figures}
+_DRAWN = {
+    "lm": language_figures,
+    "icl": in_context_figures,
+    "stream": stream_figures,
+    "regression": regression_figures,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +61,8 @@ class Run:
         done: Any = list(zip(self.experiments, results, strict=True))
         if self.kind == "icl":
             return in_context_tables(done, by_length=self.by_length)
+        if self.kind == "regression":
+            return regression_tables(done)
         return stream_tables(done) if self.kind == "stream" else language_tables(done)
 
     @property
@@ -82,7 +93,7 @@ def load_runs(directory: Path) -> list[Run]:
     """The runs of a directory, by name."""
     paths = sorted((directory / "runs").glob("[!.]*.json"))
     if not paths:
-        raise InputError(f"{directory} holds no runs; make one with tint eval lm, icl or stream")
+        raise InputError(f"{directory} holds no runs; make one with tint eval lm, icl, stream or regression")
     return [_load(path) for path in paths]
 
 

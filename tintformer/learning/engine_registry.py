@@ -51,7 +51,7 @@ ENGINES: dict[str, EngineEntry] = {
         capabilities=frozenset({"takes_rates"}),
     ),
     "oracle": EngineEntry(
-        factory="tintformer.engines.oracle.OracleEngine",
+        factory="tintformer.engines.oracle.make_oracle",
         title="model under autograd",
         options=lambda: ("statistics",),
         capabilities=frozenset({"takes_rates"}),

@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from tintformer.engines.fast import FastEngine
-from tintformer.errors import InputError, TintError
+from tintformer.errors import InputError, RuleError, TintError
 from tintformer.execution.arrays import Array
-from tintformer.execution.batch import Batch, LearningMasks
+from tintformer.execution.batch import LearningMasks
 from tintformer.execution.engine import Adapts, Engine
+from tintformer.execution.examples import Examples, learning_batch
 from tintformer.execution.hooks import Hooks, Watchable
 from tintformer.execution.output import Logits, TintOutput, positions_of, warn_of_ruin
 from tintformer.learning.engine_registry import make_engine
@@ -43,6 +44,8 @@ class Tint(Watchable):
         self.rule, self.engine_name, self._options = rule, engine, options
         # Too many layers are refused here, before an engine is built, which takes the simulator a while.
         require_rule(rule).num_trained(len(self.auxiliary.blocks))
+        if rule.is_auto and self.auxiliary.takes_examples:
+            raise RuleError(f"learning_rate='auto' is chosen for a text; give a number for {self.auxiliary.name}")
         if "statistics" in options:
             options["statistics"] = settle_statistics(options["statistics"], self.auxiliary, rule)
         self.engine: Engine = make_engine(engine, self.auxiliary, rule, **options)
@@ -52,9 +55,9 @@ class Tint(Watchable):
 
     def __call__(
         self,
-        input_ids: Array,
+        input_ids: Array | Examples,
         *,
-        train_mask: Array,
+        train_mask: Array | None = None,
         before: bool = False,
         logits: Logits = "all",
         **masks: Unpack[LearningMasks],
@@ -65,16 +68,17 @@ class Tint(Watchable):
         of the output has it.
 
         Args:
-            input_ids: Token ids `[batch, tokens]`: a tensor, an array of numpy, or nested lists.
+            input_ids: Token ids `[batch, tokens]`: a tensor, an array of numpy, or nested lists; `Examples` where the
+                model is a `regression` or an `mlp`.
             train_mask: 1 for the tokens that are trained on, 0 for those that are evaluated. It restricts the loss, not
-                attention.
+                attention. Examples have their own.
             before: Add what the model predicted before learning, in `loss_before`, `token_loss_before` and
                 `logits_before`.
             logits: Which logits to return: "all", those that predict "evaluation" tokens, or "none".
             **masks: `attention_mask`, `segment_ids`, `position_ids` and `loss_mask`, all `[batch, tokens]` and
                 optional; `LearningMasks` says what each means.
         """
-        batch = Batch.of(self.auxiliary, input_ids, train_mask=train_mask, **masks)
+        batch = learning_batch(self.auxiliary, input_ids, train_mask, **masks)
         checked("before", before, bool, InputError)
         logits_at = positions_of(logits, batch)
         if self.rule.is_auto:
@@ -137,11 +141,13 @@ class Tint(Watchable):
             logits=logits,
         )
 
-    def adapt(self, input_ids: Array, *, train_mask: Array | None = None, **masks: Unpack[LearningMasks]) -> Tuned:
+    def adapt(
+        self, input_ids: Array | Examples, *, train_mask: Array | None = None, **masks: Unpack[LearningMasks]
+    ) -> Tuned:
         """One update from one or more training sequences, their losses summed, to be used many times.
 
         Args:
-            input_ids: Token ids `[batch, tokens]`.
+            input_ids: Token ids `[batch, tokens]`, or `Examples`.
             train_mask: 1 for the tokens that are trained on; without it all attended tokens are.
             **masks: Those of a call.
         """

@@ -23,6 +23,7 @@ from tintformer.errors import InputError, TintError, nearest
 from tintformer.execution.arrays import Array, as_tensor
 from tintformer.execution.batch import Batch, LearningMasks, Masks, mask_of, token_ids
 from tintformer.execution.engine import parameter_updates, undisturbed
+from tintformer.execution.examples import Examples, learning_batch, scoring_batch
 from tintformer.execution.hook_points import parameter_names
 from tintformer.execution.hooks import Hooks, Watchable
 from tintformer.execution.output import Logits, TintOutput, positions_of
@@ -83,7 +84,7 @@ class Tuned(Watchable):
 
     def score(
         self,
-        input_ids: Array,
+        input_ids: Array | Examples,
         *,
         score_mask: Array | None = None,
         logits: Logits = "none",
@@ -92,24 +93,27 @@ class Tuned(Watchable):
         """Predict sequences with the updated weights; nothing is learnt.
 
         Args:
-            input_ids: Token ids `[batch, tokens]`.
+            input_ids: Token ids `[batch, tokens]`, or `Examples`, of which those outside of their training part are
+                scored.
             score_mask: 1 for the tokens whose loss is taken: with the tokens of a label, `log_probability` is the
                 label's. Without it every token with a predecessor is scored.
             logits: Which logits to return: "all", those that predict scored tokens ("evaluation"), or "none".
             **masks: `attention_mask`, `segment_ids` and `position_ids`, as in a call of `Tint`.
         """
-        batch = Batch.to_score(self.auxiliary, input_ids, score_mask=score_mask, **masks)
+        batch = scoring_batch(self.auxiliary, input_ids, score_mask, **masks)
         result = self._engine.score(batch, self._updates, logits_at=positions_of(logits, batch))
         return TintOutput.of(batch, replace(result, updates=lambda row: self.updates()))  # all rows share it
 
-    def adapt(self, input_ids: Array, *, train_mask: Array | None = None, **masks: Unpack[LearningMasks]) -> Tuned:
+    def adapt(
+        self, input_ids: Array | Examples, *, train_mask: Array | None = None, **masks: Unpack[LearningMasks]
+    ) -> Tuned:
         """Learn from more sequences, on top of what has been learnt; this one is left as it is.
 
         By the same rule: as many steps more, at the same rate, also where it was chosen for the first sequences. Decay
         goes on towards the model as it came.
 
         Args:
-            input_ids: Token ids `[batch, tokens]`, their losses summed as in `Tint.adapt`.
+            input_ids: Token ids `[batch, tokens]`, or `Examples`, their losses summed as in `Tint.adapt`.
             train_mask: 1 for the tokens that are trained on; without it all attended tokens are.
             **masks: Those of a call of `Tint`.
         """
@@ -270,6 +274,7 @@ class Tuned(Watchable):
             score_mask: As in `score`.
             **masks: As in `score`.
         """
+        self.auxiliary.require_language_model("an adapter of PEFT")
         self.auxiliary.require_unchanged()
         checked("rank", rank, Annotated[int | None, Range(at_least=1)], InputError)
         checked("biases", biases, bool, InputError)
@@ -315,9 +320,11 @@ class Tuned(Watchable):
 
 
 def training_batch(
-    auxiliary: Auxiliary, input_ids: Array, train_mask: Array | None, **masks: Unpack[LearningMasks]
+    auxiliary: Auxiliary, input_ids: Array | Examples, train_mask: Array | None, **masks: Unpack[LearningMasks]
 ) -> Batch:
-    """Sequences of which all tokens are trained on, unless `train_mask` says otherwise."""
+    """Sequences of which all tokens are trained on, unless `train_mask` says otherwise; Examples always say."""
+    if isinstance(input_ids, Examples):
+        return learning_batch(auxiliary, input_ids, train_mask, **masks)
     input_ids = as_tensor("input_ids", input_ids)
     train_mask = torch.ones_like(input_ids, dtype=torch.bool) if train_mask is None else train_mask
     return Batch.of(auxiliary, input_ids, train_mask=train_mask, **masks)

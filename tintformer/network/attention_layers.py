@@ -155,11 +155,14 @@ class RowDescent(Layer):
 
 
 class NextToken(Layer):
-    """Subtracts the target's row, which stands at the next token: positions are one-hot, so that nothing is shifted."""
+    """Subtracts the target's row, which stands at the next token: positions are one-hot, so that nothing is shifted.
 
-    def __init__(self, read: Quantity, write: Quantity, num_tokens: int):
+    `ahead` is 0 where a target stands at its own position.
+    """
+
+    def __init__(self, read: Quantity, write: Quantity, num_tokens: int, *, ahead: int = 1):
         super().__init__((read,), (write,))
-        self.following = constant(torch.ones(num_tokens, num_tokens, dtype=torch.float64).triu(1).tril(1))
+        self.following = constant(torch.ones(num_tokens, num_tokens, dtype=torch.float64).triu(ahead).tril(ahead))
 
     def forward(self, e: Stream) -> Stream:
         (target,) = e.read(self.read_slots)

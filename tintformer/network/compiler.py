@@ -279,7 +279,8 @@ class Compiler:
             self.emit(LinearMap([read], [write], [Term(0, 0)]))
         else:
             self.emit(Vocabulary(self.flag, read, write, unit))
-        self.emit(attention.NextToken(self._given("target", 1)[0], write, self.num_tokens))
+        target, ahead = self._given("target", 1)[0], self.simulator.auxiliary.target_offset
+        self.emit(attention.NextToken(target, write, self.num_tokens, ahead=ahead))
         weight = self.symbol("weight", 1)
         slot, place = divmod(loss_coordinate(self.stage.step or 1), self.geometry.dim_slot)
         spread = torch.zeros(self.geometry.dim_slot, place + 1, dtype=self.simulator.dtype)

@@ -40,6 +40,7 @@ class PortablePass(nn.Module):
 
     def __init__(self, auxiliary: Auxiliary, rule: LearningRule, *, updates: bool):
         super().__init__()
+        auxiliary.require_language_model("an export")
         self.auxiliary, self.rule = auxiliary, require_built(rule, "an export")
         self.names = sorted({weight.name for weight in trainable_weights(rule, auxiliary)}) if updates else []
         """The Hugging Face parameters whose updated values are put out behind the logits."""

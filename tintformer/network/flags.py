@@ -1,4 +1,4 @@
-"""What enters from outside besides token ids: token by token, as coordinates of the text.
+"""What enters from outside besides token ids (or examples): token by token, as coordinates of the text.
 
 Who sees whom is told by whole numbers, so that two tokens can compare them by an inner product without error: token t
 sees token j of the same segment, -(s_t - s_j)^2 = 0; a padding token has a segment of its own and sees itself alone;
@@ -67,6 +67,8 @@ class Flags:
     """Number of the token among those it can see, by which windows count."""
     position: Tensor
     """Position ids."""
+    targets: Tensor | None = None
+    """`[B, T, k]`: the targets of examples; None where the text itself holds them."""
 
     @classmethod
     def of(cls, batch: Batch, rule: LearningRule) -> Flags:
@@ -83,6 +85,7 @@ class Flags:
             shared=shared,
             distance=batch.distances,
             position=batch.positions,
+            targets=batch.targets if batch.targets.is_floating_point() else None,
         )
 
     def table(self, dtype: torch.dtype) -> Float[Tensor, "B T coordinates"]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -35,6 +35,9 @@ from tintformer.simulator.geometry import DEFAULT_STACK
 from tintformer.simulator.primitives.tokenwise import FeedForward, Table, constant
 from tintformer.simulator.simulator import Simulator, build
 from tintformer.storage.loading import load
+
+Inputs = Shaped[Tensor, "B T *vector"]
+"""Token ids, or the vectors of examples."""
 
 
 def compile(
@@ -94,11 +97,11 @@ class Embed(nn.Module):
         blocks = (weights.to_block(tokens, simulator.geometry) for tokens in simulator.prefix.values())
         self.prefix = nn.ParameterList(map(constant, blocks))
 
-    def forward(self, input_ids: Int[Tensor, "B T"], flags: Flags) -> Stream:
+    def forward(self, inputs: Inputs, flags: Flags) -> Stream:
         given = {
             "flags": flags.table(self.dtype),
-            "tokens": self.tokens(input_ids)[:, 0],
-            "target": self.target(input_ids)[:, 0],
+            "tokens": self.tokens(inputs)[:, 0],
+            "target": self.target(inputs if flags.targets is None else flags.targets)[:, 0],
         }
         if self.positions is not None:
             given["positions"] = self.positions(flags.position + self.position_offset)[:, 0]
@@ -108,7 +111,7 @@ class Embed(nn.Module):
                 head = half.repeat_interleave(2, -1) if rotary.interleaved else torch.cat((half, half), dim=-1)
                 head = functional.pad(head, (0, rest), value=other)
                 given[f"{name} {number}"] = head.repeat(1, 1, self.frame.width // head_dim)
-        text = [given["flags"].new_zeros(*input_ids.shape, self.frame.width)] * self.frame.num_slots
+        text = [given["flags"].new_zeros(*inputs.shape[:2], self.frame.width)] * self.frame.num_slots
         for name, slots in self.slots.items():
             for slot, piece in zip(slots, given[name].split(self.frame.width, dim=-1), strict=True):
                 text[slot] = functional.pad(piece, (0, self.frame.width - piece.shape[-1]))
@@ -141,8 +144,8 @@ class Packed(nn.Module):
         self.embed = embed
         self.prefix = embed.prefix
 
-    def forward(self, input_ids: Int[Tensor, "B T"], flags: Flags) -> Float[Tensor, "B length dim"]:
-        return self.embed(input_ids, flags).pack()
+    def forward(self, inputs: Inputs, flags: Flags) -> Float[Tensor, "B length dim"]:
+        return self.embed(inputs, flags).pack()
 
 
 class PackedHead(Head):
@@ -231,20 +234,20 @@ class Network(nn.Module):
         self.to(auxiliary.device)
         self.eval()
 
-    def forward(self, input_ids: Int[Tensor, "B T"], flags: Flags) -> Float[Tensor, "B T V"]:
+    def forward(self, input_ids: Inputs, flags: Flags) -> Float[Tensor, "B T V"]:
         """Logits of the auxiliary after it has learnt from the text.
 
         Args:
-            input_ids: Token ids `[batch, max_tokens]`, padded.
+            input_ids: Token ids `[batch, max_tokens]`, padded; of examples, their `x`.
             flags: Who trains, who sees whom: those of `flags`.
         """
         return self.head(self.run(input_ids, flags))
 
-    def run(self, input_ids: Int[Tensor, "B T"], flags: Flags) -> Any:
+    def run(self, input_ids: Inputs, flags: Flags) -> Any:
         """The stream behind the last layer: the text at the head's input, and the updated weights in the prefix.
 
         Args:
-            input_ids: Token ids `[batch, max_tokens]`, padded.
+            input_ids: Token ids `[batch, max_tokens]`, padded; of examples, their `x`.
             flags: Those of `flags`.
         """
         e = self.embed(input_ids, flags)

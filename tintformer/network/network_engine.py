@@ -57,7 +57,7 @@ class NetworkEngine:
         padded = batch.padded(num_tokens)
         if logits_at is not None:
             logits_at = functional.pad(logits_at, (0, num_tokens - length))
-        e = network.run(padded.input_ids, network.flags(padded))
+        e = network.run(padded.inputs, network.flags(padded))
         after = network.head.read(e)
         check_stream(after, self.auxiliary, self.rule, padded)
         return EngineResult(

@@ -73,7 +73,7 @@ class StepwiseExecutor(Compiler):
             blocks=(),
         )
         flags = Flags.of(self.batch, self.simulator.rule)
-        e = Embed(self.simulator, self.program, slots, frame)(self.batch.input_ids, flags)
+        e = Embed(self.simulator, self.program, slots, frame)(self.batch.inputs, flags)
         self.values.update((quantity, e.text[slots[quantity]]) for quantity in given[name])
 
     def plain(self, stream: Symbol) -> Tensor:

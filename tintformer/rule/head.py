@@ -1,16 +1,27 @@
 """The frozen language-model head and the gradient of the loss at its input (paper, section "Language model head").
 
 B batch, T tokens, D width, V vocabulary. `train_positions[b, t]` says whether t predicts a training
-target, token t + 1 (`Batch.train_positions`).
+target, token t + 1 (`Batch.train_positions`). Targets are tokens, or the vectors of `Examples`, `[..., V]`.
 """
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from tintformer.rule.learning_rule import Loss
+from tintformer.auxiliary.description import Auxiliary
+from tintformer.rule.learning_rule import LearningRule, Loss
+
+
+def loss_of(rule: LearningRule, auxiliary: Auxiliary) -> Loss:
+    """What is minimised: the rule's choice, or half the squared error, the one loss of vectors."""
+    return "mse" if auxiliary.takes_examples else rule.loss
+
+
+def target_rows(weight: Float[Tensor, "V D"], targets: Shaped[Tensor, ...]) -> Float[Tensor, "... D"]:
+    """The head's rows of tokens; of vectors, the sums of rows that they stand for."""
+    return targets.to(weight) @ weight if targets.is_floating_point() else weight[targets]
 
 
 def forward(
@@ -33,7 +44,7 @@ def loss_gradient(
     x: Float[Tensor, "B T D"],
     weight: Float[Tensor, "V D"],
     bias: Float[Tensor, " V"] | None,
-    targets: Int[Tensor, "B T"],
+    targets: Shaped[Tensor, "B T *vector"],
     train_positions: Bool[Tensor, "B T"],
     *,
     loss: Loss,
@@ -56,14 +67,14 @@ def gradient_at(
     x: Float[Tensor, "*rows D"],
     weight: Float[Tensor, "V D"],
     bias: Float[Tensor, " V"] | None,
-    targets: Int[Tensor, "*rows"],
+    targets: Shaped[Tensor, ...],
     *,
     loss: Loss,
 ) -> Float[Tensor, "*rows D"]:
     """dx of positions that predict a training target each."""
     # E^T onehot is a row of E, looked up. The paper takes the next token's embedding for it: the same where head and
     # embedding are tied, and the head's row is what the loss has where they are not.
-    rows = weight[targets]
+    rows = target_rows(weight, targets)
     # Paper, "KL-loss gradient through auxiliary's language model head"; E itself stays frozen, as there.
     if loss == "cross_entropy":
         return softmax(forward(x, weight, bias)) @ weight - rows
@@ -73,6 +84,8 @@ def gradient_at(
     return (x @ weight.mT) @ weight - rows
 
 
-def token_loss(logits: Float[Tensor, "rows V"], targets: Int[Tensor, " rows"]) -> Float[Tensor, " rows"]:
-    """Negative log-likelihood of each target, in nats."""
+def token_loss(logits: Float[Tensor, "rows V"], targets: Shaped[Tensor, ...]) -> Float[Tensor, " rows"]:
+    """Negative log-likelihood of each target, in nats; the squared error of a vector."""
+    if targets.is_floating_point():
+        return (logits - targets).square().sum(-1)
     return torch.nn.functional.cross_entropy(logits, targets, reduction="none")

@@ -55,6 +55,7 @@ def write(
     """Write an auxiliary with its rule, how it is built upon, and further tensors."""
     from safetensors import SafetensorError
 
+    auxiliary.require_language_model("save_pretrained")
     config = {
         "model_type": "tint",
         "format": SIMULATOR_FORMAT,

@@ -84,7 +84,7 @@ def derive(auxiliary: Auxiliary, *, layout: LayoutName, stack: int) -> Geometry:
             f"stack={stack} is more than the {width} rows of the auxiliary's matrices; use at most {width}"
         )
     # The paper has min(S^2, heads of the auxiliary) heads; a row is then read in S' = H / S parts.
-    num_heads = max(attend.num_heads for attend in auxiliary.attentions())
+    num_heads = max((attend.num_heads for attend in auxiliary.attentions()), default=stack * stack)
     return Geometry(
         layout=layout,
         dim_aux=width,
@@ -100,5 +100,7 @@ def auxiliary_width(auxiliary: Auxiliary) -> int:
 
     That is a head of attention, and the input of the language-model head (which OPT may project to any width).
     """
-    widest_head = max(attend.head_dim for attend in auxiliary.attentions())
-    return max(auxiliary.stream_width, widest_head, auxiliary.head.weight.source.shape[1])
+    widest_head = max((attend.head_dim for attend in auxiliary.attentions()), default=0)
+    width = max(auxiliary.stream_width, widest_head, auxiliary.head.weight.source.shape[1])
+    # Regression may be on one number; its matrices are padded, so that any usual stack fits.
+    return max(width, DEFAULT_STACK) if auxiliary.takes_examples else width

@@ -20,8 +20,10 @@ from tintformer.execution.arrays import Array
 from tintformer.execution.batch import Batch, LearningMasks
 from tintformer.execution.continuation import Continuation, KeyValueCache
 from tintformer.execution.engine import own_settings, row_updates, undisturbed
+from tintformer.execution.examples import Examples, learning_batch
 from tintformer.execution.hooks import Hooks, Watchable
 from tintformer.execution.output import EngineResult, Logits, TintOutput, positions_of, predict, warn_of_ruin
+from tintformer.rule.head import loss_of
 from tintformer.rule.learning_rule import LearningRule, require_built
 from tintformer.simulator import checkpoint, prefix
 from tintformer.simulator.construction import Construction
@@ -97,9 +99,9 @@ class Simulator(nn.Module, Watchable):
 
     def forward(
         self,
-        input_ids: Array,
+        input_ids: Array | Examples,
         *,
-        train_mask: Array,
+        train_mask: Array | None = None,
         before: bool = False,
         logits: Logits = "all",
         **masks: Unpack[LearningMasks],
@@ -107,13 +109,13 @@ class Simulator(nn.Module, Watchable):
         """Train on the part under `train_mask`, each sequence on its own, and predict the rest.
 
         Args:
-            input_ids: Token ids `[batch, tokens]`.
-            train_mask: 1 for the tokens that are trained on, 0 for those that are evaluated.
+            input_ids: Token ids `[batch, tokens]`, or `Examples` where the model takes them.
+            train_mask: 1 for the tokens that are trained on, 0 for those that are evaluated; Examples have their own.
             before: Add what the model predicted before learning.
             logits: Which logits to return: "all", those that predict "evaluation" tokens, or "none".
             **masks: Those of a call of `Tint`.
         """
-        batch = Batch.of(self.auxiliary, input_ids, train_mask=train_mask, **masks)
+        batch = learning_batch(self.auxiliary, input_ids, train_mask, **masks)
         checked("before", before, bool, InputError)
         out = TintOutput.of(batch, self.run(batch, logits_at=positions_of(logits, batch), before=before))
         warn_of_ruin(out, stacklevel=2)
@@ -256,7 +258,8 @@ class Simulator(nn.Module, Watchable):
         if embedding.positions is not None:
             self.positions = Table(self._shared(embedding.positions), dim_slot=dim_slot)
         weigh = self.construction.weigh(self.dtype)
-        self.loss_gradient = LossGradient(head_rows, bias, Layout(self.geometry), rule=self.rule, weigh=weigh)
+        loss, layout = loss_of(self.rule, self.auxiliary), Layout(self.geometry)
+        self.loss_gradient = LossGradient(head_rows, bias, layout, loss=loss, weigh=weigh)
         self.loss_gradient.to(self.dtype)
         self.head = FeedForward(head_rows, bias, "none")
 

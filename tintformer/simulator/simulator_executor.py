@@ -53,7 +53,7 @@ class SimulatorExecutor:
 
     def embed(self) -> PieceStream:
         simulator, embedding = self.simulator, self.simulator.auxiliary.embedding
-        x = PieceStream(simulator.embedding(self.batch.input_ids[:, self.start :]), self._input_cut())
+        x = PieceStream(simulator.embedding(self.batch.inputs[:, self.start :]), self._input_cut())
         if embedding.projection is not None:
             x, _ = self.forward(embedding.projection, (x,))
         if simulator.positions is not None:
@@ -168,9 +168,10 @@ class SimulatorExecutor:
             weight = scored.to(self.simulator.dtype)
             if self.simulator.rule.reduction == "mean":
                 weight = weight / scored.sum(-1, keepdim=True).clamp(min=1)
-            following = torch.ones(num, num, dtype=self.simulator.dtype, device=scored.device).triu(1).tril(1)
+            ahead = self.simulator.auxiliary.target_offset
+            following = torch.ones(num, num, dtype=self.simulator.dtype, device=scored.device).triu(ahead).tril(ahead)
             self._loss_inputs[number] = LossInputs(
-                ids=batch.input_ids[:, :num],
+                targets=batch.placed_targets[:, :num],
                 scored=scored,
                 weight=weight[:, None, :, None],
                 next_token=(scored[:, :, None] * following)[:, None, None, None],

@@ -37,11 +37,11 @@ class WiredOp:
 def wire(auxiliary: Auxiliary, width: int) -> Iterator[WiredOp]:
     """Every op of the auxiliary in the order of the forward pass, pieces at most `width` wide."""
     yield from _Wirer(width, None).embedding(auxiliary)
-    stream = Cut(auxiliary.stream_width, width)
+    cut = Cut(auxiliary.stream_width, width)
     for number, block in enumerate(auxiliary.blocks):
-        _, wired = _Wirer(width, number).steps(block, stream, None)
+        cut, wired = _Wirer(width, number).steps(block, cut, None)  # the layers of a perceptron differ in width
         yield from wired
-    _, wired = _Wirer(width, None).steps(auxiliary.final, stream, None)
+    _, wired = _Wirer(width, None).steps(auxiliary.final, cut, None)
     yield from wired
 
 

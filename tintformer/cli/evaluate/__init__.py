@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import typer
 
+from tintformer.cli.evaluate.constructions import constructions
 from tintformer.cli.evaluate.icl import classification
 from tintformer.cli.evaluate.listing import listing, table
 from tintformer.cli.evaluate.lm import language
 from tintformer.cli.evaluate.paper_tables import table_icl, table_lm, table_settings
+from tintformer.cli.evaluate.regression import in_context_regression
 from tintformer.cli.evaluate.stream_command import streams
 
 evaluate = typer.Typer(help="The paper's experiments on any model and data.", no_args_is_help=True)
 evaluate.command("lm")(language)
 evaluate.command("icl")(classification)
 evaluate.command("stream")(streams)
+evaluate.command("regression")(in_context_regression)
+evaluate.command("constructions")(constructions)
 evaluate.command("table")(table)
 evaluate.command("list")(listing)
 evaluate.command("table-lm")(table_lm)

@@ -18,6 +18,7 @@ from tintformer.errors import InputError, TintError, cause
 
 def listing(json: Json = False) -> None:
     """What ships: descriptions of data, and the methods that are compared."""
+    from tintformer.experiments.in_context_regression import REGRESSION_METHODS
     from tintformer.experiments.methods import METHODS
     from tintformer.experiments.sources import read_description, shipped
     from tintformer.experiments.stream_methods import STREAM_METHODS
@@ -26,12 +27,15 @@ def listing(json: Json = False) -> None:
     data = [{"name": name, "kind": each["kind"], "title": each["title"]} for name, each in descriptions.items()]
     methods = [{"method": name, "title": method.title} for name, method in METHODS.items()]
     streams = [{"method": name, "title": method.title} for name, method in STREAM_METHODS.items()]
+    learners = [{"method": name, "title": method.title} for name, method in REGRESSION_METHODS.items()]
     if json:
-        print_json({"data": data, "methods": methods, "stream_methods": streams})
+        lists = {"data": data, "methods": methods, "stream_methods": streams, "regression_methods": learners}
+        print_json(lists)
         return
     print_table(data, title="data")
     print_table(methods, title="methods of lm and icl")
     print_table(streams, title="methods of stream")
+    print_table(learners, title="methods of regression")
 
 
 def table(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +16,7 @@ from tintformer.errors import InputError, cause
 if TYPE_CHECKING:
     from tintformer.experiments.document_streams import StreamResult
     from tintformer.experiments.in_context_learning import InContextResult
+    from tintformer.experiments.in_context_regression import RegressionResult
     from tintformer.experiments.language_modelling import LanguageResult
     from tintformer.experiments.runs import Run
     from tintformer.learning.rate_search import RatePoint
@@ -41,8 +42,7 @@ class Tracking:
 
     def log_results(self, run: Run, experiment: Any, results: Sequence[Any]) -> None:
         """The curves of the rates of an experiment, and the figures of its tables."""
-        metrics = {"lm": _language_metrics, "icl": _in_context_metrics, "stream": _stream_metrics}[run.kind]
-        for values in metrics(experiment, results, run.by_length):
+        for values in METRICS[run.kind](experiment, results, run.by_length):
             self.log(values)
 
     def count(self, units: int) -> None:
@@ -143,6 +143,25 @@ def _in_context_metrics(
                 for measure in ("right", "cross_entropy")
             )
             yield {f"accuracy/{name}/{scores}": 100 * right, f"cross-entropy/{name}/{scores}": nats}
+
+
+def _regression_metrics(experiment: Any, results: Sequence[RegressionResult], _: bool) -> Iterator[TrackedMetrics]:
+    """`squared-error/FUNCTIONS/METHOD/EXAMPLES`, after the curve of its rates."""
+    from tintformer.experiments.regression_results import mean_error
+
+    for result in results:
+        name = f"{experiment.model}/{result.method}/{result.examples}"
+        yield from _curve_metrics(name, result.curve)
+        yield {f"squared-error/{name}": mean_error(result)}
+
+
+METRICS: dict[str, Callable[[Any, Any, bool], Iterator[TrackedMetrics]]] = {
+    "lm": _language_metrics,
+    "icl": _in_context_metrics,
+    "stream": _stream_metrics,
+    "regression": _regression_metrics,
+}
+"""By kind of run."""
 
 
 def _curve_metrics(name: str, curve: Sequence[RatePoint]) -> Iterator[TrackedMetrics]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn import functional
 
@@ -31,6 +31,8 @@ from tintformer.rule.learning_rule import LearningRule
 from tintformer.rule.optimiser import Moments, StepSize
 from tintformer.rule.trainable import trained_weights
 
+Targets = Shaped[Tensor, "rows *vector"]
+"""Tokens, or vectors."""
 BUDGET = 64 * 2**20
 """Bytes that the scores of an attention chunk, or the logits of a chunk of positions, may take."""
 
@@ -71,7 +73,7 @@ class FastExecutor(TensorStreams):
 
     def embed(self) -> Float[Tensor, "B T D"]:
         embedding = self.auxiliary.embedding
-        x = embedding.tokens.rows(self.batch.input_ids[:, self.start :])
+        x = embedding.tokens.rows(self.batch.inputs[:, self.start :])
         if embedding.scale != 1.0:
             x = x * embedding.scale
         if embedding.projection is not None:
@@ -377,17 +379,18 @@ class FastExecutor(TensorStreams):
             dx /= at.sum(-1).clamp(min=1)[:, None, None]
         return dx
 
-    def _gradients(self, rows: Float[Tensor, "rows D"], targets: Int[Tensor, " rows"]) -> Float[Tensor, "rows D"]:
+    def _gradients(self, rows: Float[Tensor, "rows D"], targets: Targets) -> Float[Tensor, "rows D"]:
         gradients = torch.empty_like(rows)
         for part in self._chunks(len(rows)):
             gradients[part] = self._loss_gradient(rows[part], targets[part])
         return gradients
 
-    def _loss_gradient(self, rows: Float[Tensor, "rows D"], targets: Int[Tensor, " rows"]) -> Float[Tensor, "rows D"]:
+    def _loss_gradient(self, rows: Float[Tensor, "rows D"], targets: Targets) -> Float[Tensor, "rows D"]:
         weight = self.auxiliary.head.weight.read()
-        if self.rule.loss == "mse":
-            return rows - weight[targets]
-        if self.rule.loss == "quad":
+        loss = head.loss_of(self.rule, self.auxiliary)
+        if loss == "mse":
+            return rows - head.target_rows(weight, targets)
+        if loss == "quad":
             # E^T E x - e, which is what the quad loss has (`rule.head`).
             return (rows @ weight.mT) @ weight - weight[targets]
         # Softmax minus one-hot, in the memory of the logits: they are the largest tensor of the whole pass.
@@ -405,8 +408,10 @@ class FastExecutor(TensorStreams):
         product = head.forward(rows, self.auxiliary.head.weight.read(), None if bias is None else bias.read())
         return product.to(self.wide)
 
-    def losses(self, rows: Float[Tensor, "rows D"], targets: Int[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+    def losses(self, rows: Float[Tensor, "rows D"], targets: Targets) -> Float[Tensor, " rows"]:
         """The loss of each target; logits exist for one chunk of positions at a time."""
+        if self.auxiliary.takes_examples:
+            return head.token_loss(self.logits(rows), targets)
         result = torch.zeros(len(rows), dtype=self.wide, device=rows.device)
         for part in self._chunks(len(rows)):
             logits = self.logits(rows[part])

@@ -97,7 +97,7 @@ def make_twin(model: Any, family: Family, rule: LearningRule, mode: OracleMode) 
     if rule.activation_gradient != "exact":
         for block in twin.get_submodule(family.paths.blocks):
             activation = block.get_submodule(family.paths.activation)
-            activation.forward = _by_difference(activation.forward, rule.activation_gradient, rule, mode)
+            activation.forward = by_difference(activation.forward, rule.activation_gradient, rule, mode)
     if mode.dtype == torch.float64:
         _restore_double(twin)
     return twin
@@ -116,9 +116,11 @@ def _has(module: nn.Module, path: str) -> bool:
     return any(name == path for name, _ in module.named_modules())
 
 
-def _by_difference(
+def by_difference(
     function: Callable[[Tensor], Tensor], scheme: Gradient, rule: LearningRule, mode: OracleMode
 ) -> Callable[[Tensor], Tensor]:
+    """The function with its gradient taken as a difference."""
+
     def in_mode(x: Tensor) -> Tensor:
         with mode:  # autograd runs a backward outside of the modes that surround it
             return function(x)
@@ -135,7 +137,7 @@ def _norm_by_difference(norm: Any, rule: LearningRule, mode: OracleMode, unit_of
         for name, parameter in bare.named_parameters():
             parameter.fill_(1.0 if name == "weight" and not unit_offset else 0.0)
     bare.requires_grad_(False)
-    normalise = _by_difference(bare, rule.norm_gradient, rule, mode)
+    normalise = by_difference(bare, rule.norm_gradient, rule, mode)
 
     def forward(x: Tensor) -> Tensor:
         y = normalise(x)

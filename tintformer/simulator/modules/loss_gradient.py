@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
-from tintformer.rule.learning_rule import LearningRule
+from tintformer.rule.learning_rule import Loss
 from tintformer.simulator.layouts import Layout, Module
 from tintformer.simulator.primitives.attention import Attention, Bias, Port, Weigh
 from tintformer.simulator.primitives.tokenwise import DimensionWise, FeedForward, Gate, Table
@@ -24,27 +24,26 @@ Pieces = Float[Tensor, "B 1 T Dslot"]
 class LossInputs:
     """What comes with the input: the tokens, which of them predict a training target, and how much each counts."""
 
-    ids: Int[Tensor, "B T"]
+    targets: Shaped[Tensor, "B T *vector"]
+    """What stands at each token as a target: its number, or the vector of an example."""
     scored: Bool[Tensor, "B T"]
     weight: Float[Tensor, "B 1 T 1"]
     """0 where nothing is scored; else 1, or one over the number of targets of the sequence."""
     next_token: Float[Tensor, "B 1 1 1 T T"]
-    """1 where t is scored and j = t + 1."""
+    """1 where t is scored and j = t + 1; of an example, whose target stands at its own position, j = t."""
 
 
 class LossGradient(Module):
     """dx at every token, exactly zero where nothing is scored."""
 
-    def __init__(
-        self, rows: nn.Parameter, bias: nn.Parameter | None, layout: Layout, *, rule: LearningRule, weigh: Weigh
-    ):
+    def __init__(self, rows: nn.Parameter, bias: nn.Parameter | None, layout: Layout, *, loss: Loss, weigh: Weigh):
         super().__init__(layout)
         x, self.target = self.regions.read("input"), self.regions.make("target")
         prediction = self.regions.make("prediction", over=x)
         # Mean squares need no vocabulary: x - e_{t+1} (the section's first remark).
         self.feed_forward = None
-        if rule.loss != "mse":
-            self.feed_forward = FeedForward(rows, bias, "softmax" if rule.loss == "cross_entropy" else "identity")
+        if loss != "mse":
+            self.feed_forward = FeedForward(rows, bias, "softmax" if loss == "cross_entropy" else "identity")
         self.targets = Table(rows, dim_slot=layout.geometry.dim_slot)
         self.regions.fill(self.targets, self.target)
         one = torch.ones(1, 1, dtype=torch.float64)
@@ -64,6 +63,6 @@ class LossGradient(Module):
             predicted = torch.zeros_like(x)
             # Rows that are not scored are left out: a layer as wide as the vocabulary is dear.
             predicted[:, 0][given.scored] = self.feed_forward(x[:, 0][given.scored])
-        target = self.targets(given.ids)[:, :, None, None]
+        target = self.targets(given.targets)[:, :, None, None]
         minus_target = self.next_token({}, {self.target: target}, given.next_token)
         return self.gate(torch.add(predicted, minus_target[:, :, 0, 0]), given.weight)

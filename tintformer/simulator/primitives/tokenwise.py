@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -258,14 +258,20 @@ class Distance(Primitive):
 
 
 class Table(Primitive):
-    """Rows by number: the embedding of tokens, of positions, and the head's row of a target."""
+    """Rows by number: the embedding of tokens, of positions, and the head's row of a target.
+
+    A number stands for a one-hot vector; any other vector gives the sum of rows that it stands for.
+    """
 
     def __init__(self, rows: nn.Parameter, *, dim_slot: int, scale: float = 1.0):
         super().__init__()
         self.rows, self.dim_slot, self.scale = rows, dim_slot, scale
 
-    def forward(self, numbers: Int[Tensor, "B T"]) -> Float[Tensor, "B 1 T Dslot"]:
-        rows = functional.embedding(numbers, self.rows)
+    def forward(self, numbers: Shaped[Tensor, "B T *vector"]) -> Float[Tensor, "B 1 T Dslot"]:
+        if numbers.is_floating_point():
+            rows = numbers.to(self.rows.dtype) @ self.rows
+        else:
+            rows = functional.embedding(numbers, self.rows)
         rows = rows if self.scale == 1.0 else rows * self.scale
         return functional.pad(rows, (0, self.dim_slot - rows.shape[-1])).unsqueeze(1)
 
