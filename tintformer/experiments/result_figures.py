@@ -38,10 +38,13 @@ COLOURS = {
     "moved-same-rate": "#e69f00",
     "tint": "#0072b2",
     "tint-paper": "#1f2329",
+    "mse": "#3b4cc0",
+    "quad": "#b2182b",
     "lora": "#009e73",
+    "ia3": "#66a61e",
 }
-"""By method. Most are Okabe and Ito's, for colour-blind eyes too, without their second blue and their yellow."""
-MARKERS = "osD^vPX*"
+"""By method. Most are Okabe and Ito's, for colour-blind eyes too, without their yellow."""
+MARKERS = "osD^vPX<>*p"
 _LOOKS = {name: {"color": COLOURS[name], "marker": MARKERS[at]} for at, name in enumerate(METHODS)}
 
 
