@@ -14,20 +14,20 @@ from tintformer.analysis.foreign_markup import to_label
 from tintformer.analysis.intervals import bootstrap, standard_error
 from tintformer.analysis.plot_style import INSTALL, STYLE, has_matplotlib
 from tintformer.errors import TintWarning
-from tintformer.experiments.in_context_learning import InContextLearning, InContextResult
-from tintformer.experiments.language_modelling import LanguageResult
-from tintformer.experiments.methods import METHODS, Method
-from tintformer.experiments.open_models import short_name
-from tintformer.experiments.tables import (
+from tintformer.experiments.accuracy_tables import (
     InContextResults,
-    LanguageResults,
     budget,
+    chosen,
     format_of,
-    per_token,
     pooled,
     setting,
     task_title,
 )
+from tintformer.experiments.in_context_learning import InContextLearning, InContextResult
+from tintformer.experiments.language_modelling import LanguageResult
+from tintformer.experiments.methods import METHODS, Method
+from tintformer.experiments.open_models import short_name
+from tintformer.experiments.tables import LanguageResults, per_token
 from tintformer.learning.rate_search import CLEARLY_WORSE, RatePoint
 
 COLOURS = {
@@ -113,7 +113,7 @@ def in_context_figures(done: InContextResults) -> dict[str, bytes]:
         "settings": settings_figure(
             [
                 AccuracyPoint(
-                    panel=_named(experiment, format_of(experiment)),
+                    panel=_named(experiment, format_of(experiment) + chosen(experiment)),
                     task=task_title(experiment),
                     budget=budget(experiment),
                     method=result.method,
@@ -155,7 +155,7 @@ def _with_several_budgets(done: InContextResults) -> InContextResults:
 
 
 def _but_for_budget(experiment: InContextLearning) -> tuple[str, str, str]:
-    return experiment.model, task_title(experiment), format_of(experiment)
+    return experiment.model, task_title(experiment), format_of(experiment) + chosen(experiment)
 
 
 def _from_all_layers_to_few(done: tuple[InContextLearning, Any]) -> tuple[float, int]:

@@ -25,7 +25,7 @@ def classification(
     output: options.Output = options.OUTPUT,
     methods: options.Methods = "auxiliary,fine-tuning,tint",
     compare: options.Compare = None,
-    protocol: options.Protocol = "tuned",
+    protocol: options.AccuracyProtocol = "tuned",
     shots: Annotated[int, typer.Option(help="Demonstrations; 0 trains on the test input itself.")] = 0,
     mode: Annotated[str, typer.Option(help="single: independent training examples; multi: one text.")] = "single",
     loss: Annotated[
@@ -52,7 +52,7 @@ def classification(
 ) -> None:
     """Learn from demonstrations or from the test input itself, and choose a label word: accuracy by method."""
     from tintformer.experiments.in_context_learning import InContextLearning
-    from tintformer.experiments.recipes import by_protocol, compared
+    from tintformer.experiments.recipes import by_protocols, compared
     from tintformer.experiments.runs import Run
 
     with started(track):
@@ -80,13 +80,13 @@ def classification(
             device=device,
             threads=threads_of(jobs),
         )
-        base = by_protocol(base, protocol)
         one = len(chosen) == 1
         by_task = [replace(base, task=name, location=data and (data if one else data / name)) for name in chosen]
         experiments = [
-            replace(experiment, layers=layers, steps=steps)
+            each
             for layers, steps in _layers_and_steps(settings, model, dtype, device)
             for experiment in by_task
+            for each in by_protocols(replace(experiment, layers=layers, steps=steps), protocol)
         ]
         experiments += [other for experiment in by_task for other in compared(experiment, options.names(compare))]
         how = f"{shots}-shot-{base.mode}-{base.loss}" if shots else "zero-shot"
