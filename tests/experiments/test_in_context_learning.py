@@ -197,6 +197,19 @@ def test_other_models_stand_beside_as_they_are(few: InContextLearning, tmp_path:
     ]
 
 
+def test_losses_without_a_softmax_and_ia3_are_methods(few: InContextLearning, tmp_path: Path) -> None:
+    """Each learns something of its own; gradients of quad are larger by the size of the vocabulary."""
+    pytest.importorskip("peft", reason="IA3 needs the package peft")
+    scores: set[float] = set()
+    for method, rate in (("mse", 1e-5), ("quad", 1e-9), ("ia3", 1e-2)):
+        small = replace(few, methods=("auxiliary", method), rates=(rate,), tests=2, seeds=(0,))
+        found = run(small, tmp_path)
+        change = found[method].answers[0].scores[0][0] - found["auxiliary"].answers[0].scores[0][0]
+        assert math.isfinite(change) and change != 0, method
+        scores.add(change)
+    assert len(scores) == 3
+
+
 def test_lora_learns_in_every_format(few: InContextLearning, zero: InContextLearning, tmp_path: Path) -> None:
     pytest.importorskip("peft", reason="LoRA needs the package peft")
     formats = [few, replace(few, mode="multi"), replace(few, loss="full", test_text=True), zero]
@@ -303,6 +316,24 @@ def test_a_run_by_other_methods_stands_beside_the_first_and_in_one_table_with_it
     assert done.exit_code == 0, done.output
     table = (tmp_path / "out" / "all-icl.csv").read_text().split("\n\n")[0]
     assert [table.count(name) for name in ("the model as it is", "TinT,", "what TinT moves")] == [2, 2, 2]
+
+
+def test_a_quick_run_is_the_beginning_of_a_whole_one(tmp_path: Path) -> None:
+    """On a bundled model and the task that ships with its examples; the records of the first table are used again."""
+    runner, words = CliRunner(), ["eval", "icl", "nano-llama", "praise", "--methods", "auxiliary"]
+
+    def records() -> set[Path]:
+        return set((tmp_path / "out" / "records").glob("*/*.json"))
+
+    done = runner.invoke(app, [*words, "--quick", "-o", str(tmp_path / "out")], catch_exceptions=False)
+    assert done.exit_code == 0 and "50.0 ± 8.0" in done.output, done.output
+    first = {path: path.stat().st_mtime_ns for path in records()}
+    done = runner.invoke(app, [*words, "--tests", "80", "-o", str(tmp_path / "out")], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert len(first) == 1 and len(records()) == 2  # 40 examples each
+    assert all(path.stat().st_mtime_ns == written for path, written in first.items())
+    names = {path.name for path in (tmp_path / "out").glob("*.md")}
+    assert names == {"icl-nano-llama-praise-zero-shot-allx1-quick.md", "icl-nano-llama-praise-zero-shot-allx1.md"}
 
 
 @pytest.mark.parametrize(

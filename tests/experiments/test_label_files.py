@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from tintformer.errors import InputError
-from tintformer.experiments.tasks import demonstrations, load_task, read_task_description, test_examples
+from tintformer.experiments.tasks import (
+    demonstrations,
+    load_task,
+    read_task_description,
+    test_examples,
+    tuning_examples,
+)
 
 RAW = {
     "subj": {"plot.tok.gt9.5000": "objective", "quote.tok.gt9.5000": "subjective"},
@@ -77,6 +83,7 @@ def test_half_of_it_is_an_error(tmp_path: Path) -> None:
         ("files: raw.txt", "files is 'raw.txt'; it must hold the name of a file for each label"),
         ("files: {bad: a.txt}", "files is about 'bad'; the labels are bad, good"),
         ("files: {bad: 3, good: b.txt}", "files: bad is 3; it must be a list"),
+        ("texts: [a, b]", "texts is ['a', 'b']; it must hold texts for each label"),
         ("encoding: utf-7", "encoding is 'utf-7'; it can be utf-8 or latin-1"),
     ],
 )
@@ -85,6 +92,16 @@ def test_bad_descriptions(tmp_path: Path, line: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         read_task_description(str(tmp_path / "mine.yaml"))
     assert message in str(caught.value)
+
+
+def test_the_task_that_holds_its_examples() -> None:
+    """Enough for 32 demonstrations and 40 examples to choose a rate on, whichever seed draws them."""
+    task = load_task("praise")
+    assert len(task.train) == len(task.test) == 80 == len({example.text for example in (*task.train, *task.test)}) / 2
+    for seed in range(3):
+        shown = demonstrations(task, 32, seed)
+        assert len(tuning_examples(task, 40, seed, shown)) == 40
+    assert len(test_examples(task, None)) == 80
 
 
 def test_ones_own_description_in_utf8(tmp_path: Path) -> None:

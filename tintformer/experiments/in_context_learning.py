@@ -92,8 +92,7 @@ class InContextLearning(Experiment):
             "test_text": rule and self.test_text,
             "seed": unit.seed if self.depends_on_seed(unit.method) or unit.part == "tuning" else None,
             "part": unit.part,
-            "tuning": self.tuning if unit.part == "tuning" else None,
-            "tests": self.tests if unit.part == "test" else None,
+            # The first of few examples are the first of many (`tasks.py`), so their number decides nothing.
             "examples": [unit.start, unit.stop],
             **self.hardware,
             "code": code_version(),

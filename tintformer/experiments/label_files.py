@@ -1,4 +1,4 @@
-"""Data as their authors distribute them: a text a line, and a file for each label."""
+"""Texts by label: in the description itself, or as authors distribute them, a text a line and a file for each label."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ ENCODINGS = ("utf-8", "latin-1")
 """Of the files; older collections are in the second."""
 LabelFiles = dict[str, tuple[str, ...]]
 """For each label the names that its file has in one distribution or another."""
+LabelTexts = dict[str, tuple[str, ...]]
+"""For each label its texts."""
 
 
 def require_label_files(given: Any, labels: tuple[str, ...], where: str) -> LabelFiles:
     """The key `files` of a description: for every label the name of a file, or several that it may have."""
-    if not isinstance(given, Mapping):
-        raise InputError(f"{where} is {brief(given)}; it must hold the name of a file for each label")
-    if set(given) != set(labels):
-        raise InputError(f"{where} is about {listed(map(brief, given)) or 'no label'}; the labels are {listed(labels)}")
+    _require_labels(given, labels, where, "the name of a file")
     names = {label: given[label] for label in labels}
     return {
         label: (require_string(name, f"{where}: {label}"),)
@@ -29,6 +28,28 @@ def require_label_files(given: Any, labels: tuple[str, ...], where: str) -> Labe
         else require_strings(name, f"{where}: {label}")
         for label, name in names.items()
     }
+
+
+def require_label_texts(given: Any, labels: tuple[str, ...], where: str) -> LabelTexts:
+    """The key `texts` of a description: for every label its texts."""
+    _require_labels(given, labels, where, "texts")
+    return {label: require_strings(given[label], f"{where}: {label}") for label in labels}
+
+
+def _require_labels(given: Any, labels: tuple[str, ...], where: str, what: str) -> None:
+    if not isinstance(given, Mapping):
+        raise InputError(f"{where} is {brief(given)}; it must hold {what} for each label")
+    if set(given) != set(labels):
+        raise InputError(f"{where} is about {listed(map(brief, given)) or 'no label'}; the labels are {listed(labels)}")
+
+
+def described_rows(texts: LabelTexts, where: str) -> list[DataRow]:
+    """A row for every text that a description holds."""
+    return [
+        DataRow(f"{where}: texts: {label}[{number}]", {"text": text, "label": label})
+        for label, each in texts.items()
+        for number, text in enumerate(each)
+    ]
 
 
 def require_encoding(given: Any, where: str) -> str:

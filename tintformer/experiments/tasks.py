@@ -18,10 +18,13 @@ from typing import Any
 from tintformer.errors import InputError, brief, listed
 from tintformer.experiments.label_files import (
     LabelFiles,
+    LabelTexts,
+    described_rows,
     find_label_files,
     read_label_files,
     require_encoding,
     require_label_files,
+    require_label_texts,
 )
 from tintformer.experiments.sources import (
     ROW_SUFFIXES,
@@ -134,6 +137,8 @@ class TaskDescription:
     """Of a directory without a train file: for each label the file that holds its texts, one a line."""
     encoding: str = "utf-8"
     """Of these files."""
+    texts: LabelTexts = field(default_factory=dict[str, tuple[str, ...]])
+    """The examples themselves, for each label its texts, if there is neither a path nor a data set of the hub."""
 
     def own_prompt(self) -> Prompt:
         """The prompt that is used unless a variant is asked for."""
@@ -149,6 +154,8 @@ def read_task_description(name: str) -> tuple[TaskDescription, str]:
     keys["labels"] = require_strings(keys["labels"], f"{source}: labels")
     if "files" in keys:
         keys["files"] = require_label_files(keys["files"], keys["labels"], f"{source}: files")
+    if "texts" in keys:
+        keys["texts"] = require_label_texts(keys["texts"], keys["labels"], f"{source}: texts")
     require_encoding(keys.get("encoding", "utf-8"), f"{source}: encoding")
     own = {key: keys[key] for key in PROMPT_KEYS if key in keys}
     keys["words"] = _prompt(own, keys["labels"], source).words
@@ -216,6 +223,8 @@ def load_task(name: str, data: str | Path | None = None, *, variant: str | None 
 def _examples(described: TaskDescription, source: str, seed: int) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
     """The examples to train on and those to test on."""
     if described.path is None:
+        if described.hub is None and described.texts:
+            return _split(_labelled(described_rows(described.texts, source), described), seed)
         if described.hub is None:
             raise InputError(f"{source} names neither a path nor a data set of the hub; give the files with --data")
         splits = (read_hub(described.hub, split, described.limit) for split in (described.train, described.test))
