@@ -23,6 +23,7 @@ from tintformer.experiments.accuracy_tables import (
     setting,
     task_title,
 )
+from tintformer.experiments.format_figure import FormatPoint, draw_formats, format_points, panel_titles
 from tintformer.experiments.in_context_learning import InContextLearning, InContextResult
 from tintformer.experiments.language_modelling import LanguageResult
 from tintformer.experiments.methods import METHODS, Method
@@ -124,8 +125,15 @@ def in_context_figures(done: InContextResults) -> dict[str, bytes]:
                 for result in results
             ]
         ),
+        "formats": _formats_figure(format_points(done)),
         "rates": rate_curves(curves, chosen_by),
     }
+
+
+def _formats_figure(points: Sequence[FormatPoint]) -> bytes:
+    return png_of(
+        len(panel_titles(points)), lambda panels: draw_formats(panels, points), columns=1, width=11, height=3.4
+    )
 
 
 def _named(experiment: InContextLearning, what: str) -> str:

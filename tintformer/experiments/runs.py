@@ -30,7 +30,7 @@ KINDS: dict[str, type[LanguageModelling | InContextLearning | DocumentStreams]] 
 _FORMATS = {"csv": "csv", "tex": "latex", "md": "markdown"}
 _FIGURES = {
     "lm": ("perplexity", "gain", "rates"),
-    "icl": ("accuracy", "settings", "rates"),
+    "icl": ("accuracy", "settings", "formats", "rates"),
     "stream": ("positions", "gain", "rates"),
 }
 _DRAWN = {"lm": language_figures, "icl": in_context_figures, "stream": stream_figures}
