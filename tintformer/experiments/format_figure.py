@@ -131,6 +131,7 @@ def _draw_average(
         color="#1f2329",
         capsize=2,
         lw=2,
+        elinewidth=1,
         ms=6,
         marker="s",
     )
