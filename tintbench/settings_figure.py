@@ -15,8 +15,10 @@ from pathlib import Path
 from tintformer.experiments.methods import METHODS
 from tintformer.experiments.result_figures import AccuracyPoint, settings_figure
 
-ROW = re.compile(r"^\| (?P<setting>[^|]+) \| (?P<method>[^|]+) \| plain \| (?P<cells>.+) \| [\d.]+ \|$", re.MULTILINE)
+ROW = re.compile(r"^\| (?P<setting>[^|]+) \| (?P<method>[^|]+) \| plain \| (?P<cells>.+) \| [^|]+ \|$", re.MULTILINE)
 """A row of the table of accuracies, without the average."""
+CELL = re.compile(r"(?P<value>[\d.]+)(?: \([\d.]+\))? ± (?P<error>[\d.]+)")
+"""An accuracy, its spread over seeds if it has one, and its standard error."""
 HEAD = re.compile(r"^\| setting \| method \| scores \| (.+) \| average \|$", re.MULTILINE)
 
 
@@ -35,15 +37,16 @@ def read_points(page: str) -> list[AccuracyPoint]:
         # The model as it is stands there once, and is what every format is compared with.
         panels = [shown] if budget else list(formats) if shown == "zero-shot" else []
         for task, cell in zip(head[1].split(" | "), row["cells"].split(" | "), strict=True):
-            value, error = (float(number) for number in cell.split(" ± "))
+            numbers = CELL.fullmatch(cell)
+            assert numbers, f"no accuracy: {cell}"
             points += [
                 AccuracyPoint(
                     panel=f"{title[1]}: {panel}",
                     task=task,
                     budget=budget,
                     method=names[row["method"]],
-                    value=value,
-                    error=error,
+                    value=float(numbers["value"]),
+                    error=float(numbers["error"]),
                 )
                 for panel in panels
             ]

@@ -20,13 +20,13 @@ from typer.testing import CliRunner
 from tintformer.cli.app import app
 from tintformer.errors import InputError
 from tintformer.experiments import label_scoring
+from tintformer.experiments.accuracy_tables import in_context_tables
 from tintformer.experiments.in_context_learning import InContextLearning, open_task
 from tintformer.experiments.label_scoring import Answers
-from tintformer.experiments.recipes import FULL_RATES, LABEL_RATES, by_protocol, compared
+from tintformer.experiments.recipes import FULL_RATES, LABEL_RATES, by_protocol, by_protocols, compared
 from tintformer.experiments.record_store import RecordStore
 from tintformer.experiments.result_figures import in_context_figures
 from tintformer.experiments.runner import Runner
-from tintformer.experiments.tables import in_context_tables
 from tintformer.experiments.tuning import run_experiment
 from tintformer.storage.loading import load
 
@@ -156,16 +156,58 @@ def test_the_protocol_of_the_paper_chooses_on_the_test_examples(few: InContextLe
         by_protocol(few, "own")
 
 
+def test_the_optimistic_rows_stand_beside_the_honest_one(few: InContextLearning, tmp_path: Path) -> None:
+    settings = [replace(few, rates=(1e-4, 1e-3)), replace(few, rates=(1e-4, 1e-3), layers=3, steps=2)]
+    experiments = [each for setting in settings for each in by_protocols(setting, "both")]
+    assert [(each.chosen_on, each.one_rate) for each in experiments[:3]] == [
+        ("tuning", False),
+        ("test", True),
+        ("test", False),
+    ]
+    done = [(each, list(run(each, tmp_path).values())) for each in experiments]
+    main, entropies, _ = in_context_tables(done)
+    rows = {row["setting"]: row["Praise"] for row in main.rows if row["scores"] == "plain" and row["method"] == "TinT"}
+    best = [setting for setting in rows if "(2 settings)" in setting]
+    assert [setting.split(", ")[1] for setting in best] == [
+        "setting and rate from tuning examples (2 settings)",
+        "OPTIMISTIC: best setting and rate on the tests",
+        "OPTIMISTIC: best setting and rate on the tests",
+    ]
+    honest, overall, each_seed = (float(rows[setting].split()[0]) for setting in best)
+    assert honest <= overall <= each_seed and len(rows) == 2 * 3 + 3
+    assert "Of rows that say OPTIMISTIC" in main.note and len(entropies.rows) == len(main.rows)
+    # The model as it is does not depend on a choice: it is there once.
+    assert [row["method"] for row in main.rows].count("the model as it is") == 2
+    still = replace(few, methods=("auxiliary",))
+    assert by_protocols(still, "both") == [still] and by_protocols(few, "tuned") == [few]
+    with pytest.raises(InputError, match="--protocol 'both' is unknown"):
+        by_protocol(few, "both")  # what language modelling asks
+
+
 def test_other_models_stand_beside_as_they_are(few: InContextLearning, tmp_path: Path) -> None:
     experiments = [few, *compared(few, ["nano-gpt2"])]
     done = [(each, list(run(each, tmp_path).values())) for each in experiments]
     main, _, _ = in_context_tables(done)
     rows = [(row["model"], row["setting"], row["method"]) for row in main.rows[::2]]
+    assert main.rows[0]["parameters"] == "3.0M" and main.rows[-1]["model"] == "nano-gpt2"
     assert rows == [
         ("nano-llama", "zero-shot", "the model as it is"),
         ("nano-llama", "4-shot single, label loss, all x 1", "TinT"),
         ("nano-gpt2", "zero-shot", "the model as it is"),
     ]
+
+
+def test_losses_without_a_softmax_and_ia3_are_methods(few: InContextLearning, tmp_path: Path) -> None:
+    """Each learns something of its own; gradients of quad are larger by the size of the vocabulary."""
+    pytest.importorskip("peft", reason="IA3 needs the package peft")
+    scores: set[float] = set()
+    for method, rate in (("mse", 1e-5), ("quad", 1e-9), ("ia3", 1e-2)):
+        small = replace(few, methods=("auxiliary", method), rates=(rate,), tests=2, seeds=(0,))
+        found = run(small, tmp_path)
+        change = found[method].answers[0].scores[0][0] - found["auxiliary"].answers[0].scores[0][0]
+        assert math.isfinite(change) and change != 0, method
+        scores.add(change)
+    assert len(scores) == 3
 
 
 def test_lora_learns_in_every_format(few: InContextLearning, zero: InContextLearning, tmp_path: Path) -> None:
@@ -221,6 +263,10 @@ def test_the_tables(few: InContextLearning, tmp_path: Path) -> None:
     main, entropies, details = in_context_tables([(few, results)])
     assert [list(row) for row in entropies.rows] == [list(row) for row in main.rows]
     assert len(main.rows) == 4 and set(main.rows[0]) == {"setting", "method", "scores", "Praise"}
+    accuracies = [100 * sum(each.right()) / 6 for each in results[1].answers]
+    spread = abs(accuracies[0] - accuracies[1]) / 2  # as the paper: two seeds, each as far from their mean
+    assert main.rows[2]["Praise"].startswith(f"{sum(accuracies) / 2:.1f} ({spread:.1f}) ± ")
+    assert "(" not in main.rows[0]["Praise"]  # seeds make no difference
     assert main.rows[0]["setting"] == "zero-shot"  # what does not learn does not see the examples of "single"
     assert main.rows[2]["setting"] == "4-shot single, label loss, all x 1"
     assert details.rows[0]["tokens"] == "2, 1"  # of blame and praise
@@ -270,6 +316,24 @@ def test_a_run_by_other_methods_stands_beside_the_first_and_in_one_table_with_it
     assert done.exit_code == 0, done.output
     table = (tmp_path / "out" / "all-icl.csv").read_text().split("\n\n")[0]
     assert [table.count(name) for name in ("the model as it is", "TinT,", "what TinT moves")] == [2, 2, 2]
+
+
+def test_a_quick_run_is_the_beginning_of_a_whole_one(tmp_path: Path) -> None:
+    """On a bundled model and the task that ships with its examples; the records of the first table are used again."""
+    runner, words = CliRunner(), ["eval", "icl", "nano-llama", "praise", "--methods", "auxiliary"]
+
+    def records() -> set[Path]:
+        return set((tmp_path / "out" / "records").glob("*/*.json"))
+
+    done = runner.invoke(app, [*words, "--quick", "-o", str(tmp_path / "out")], catch_exceptions=False)
+    assert done.exit_code == 0 and "50.0 ± 8.0" in done.output, done.output
+    first = {path: path.stat().st_mtime_ns for path in records()}
+    done = runner.invoke(app, [*words, "--tests", "80", "-o", str(tmp_path / "out")], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert len(first) == 1 and len(records()) == 2  # 40 examples each
+    assert all(path.stat().st_mtime_ns == written for path, written in first.items())
+    names = {path.name for path in (tmp_path / "out").glob("*.md")}
+    assert names == {"icl-nano-llama-praise-zero-shot-allx1-quick.md", "icl-nano-llama-praise-zero-shot-allx1.md"}
 
 
 @pytest.mark.parametrize(

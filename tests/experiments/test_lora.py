@@ -6,51 +6,26 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from adapted import close, in_double, learn, learn_each, token_losses, trained_loss
 from cases import FIRST, MODELS, alone, assert_same, make_batch, make_model
 from patience import PATIENCE
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 import tintformer as tint
-from tintformer.auxiliary.describe import describe
 from tintformer.auxiliary.families import families
-from tintformer.engines.oracle import OracleEngine
-from tintformer.execution.batch import Batch
-from tintformer.experiments import lora as module
+from tintformer.experiments import adapters as module
 from tintformer.experiments.lora import Lora
 from tintformer.learning.rate_search import default_grid
 
 LORA = Lora(learning_rate=1e-2, steps=2, rank=4)
-Learnt = dict[str, torch.Tensor]
-
-
-def learn(auxiliary: tint.Auxiliary, lora: Lora, input_ids: torch.Tensor, **masks: Any) -> tint.Tuned:
-    return module.learn(auxiliary, lora, Batch.of(auxiliary, input_ids, **masks))
-
-
-def learn_each(
-    auxiliary: tint.Auxiliary, lora: Lora, input_ids: torch.Tensor, *, logits: Any = "all", **masks: Any
-) -> tint.TintOutput:
-    return module.learn_each(auxiliary, lora, Batch.of(auxiliary, input_ids, **masks), logits=logits)
-
-
-@contextmanager
-def in_double(name: str) -> Iterator[tint.Auxiliary]:
-    """A model inside whose context Hugging Face's casts to float32 are undone, for training as well."""
-    engine = OracleEngine(tint.load(make_model(name)), tint.LearningRule.full(learning_rate=0.0))
-    with engine.mode:
-        # As it is: `load` would refuse what undoes the casts, because it changes what modules compute.
-        yield replace(describe(engine.twin, engine.family, name), record=None)
 
 
 @pytest.fixture
@@ -74,18 +49,6 @@ def by_peft(model: Any, lora: Lora, sequences: list[dict[str, torch.Tensor]]) ->
             (losses * sequence["train_mask"][0, 1:]).sum().backward()
         adam.step()
     return result
-
-
-def token_losses(model: Any, ids: torch.Tensor, **options: Any) -> torch.Tensor:
-    given = {key: value for key, value in options.items() if value is not None}
-    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), **given).logits
-    return functional.cross_entropy(logits[0, :-1], ids[0, 1:], reduction="none")
-
-
-def close(one: Learnt, other: Learnt, tolerance: float = 1e-9) -> None:
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        torch.testing.assert_close(value, other[name], rtol=0, atol=tolerance, msg=lambda text, name=name: name + text)
 
 
 @pytest.mark.parametrize("name", FIRST)
@@ -117,12 +80,6 @@ def test_variants_of_the_families(name: str) -> None:
     expected = tint.Tint(tuned.to_hf(), frozen, engine="oracle")(fresh, train_mask=torch.ones_like(fresh)).logits
     torch.testing.assert_close(tuned.score(fresh, logits="all").logits, expected, rtol=0, atol=1e-9)
     assert trained_loss(tuned, batch) < trained_loss(tint.Tuned.untrained(auxiliary), batch) - 0.1
-
-
-def trained_loss(tuned: tint.Tuned, batch: dict[str, Any]) -> float:
-    scored = tuned.score(batch["input_ids"], score_mask=batch["train_mask"], attention_mask=batch["attention_mask"])
-    assert scored.loss is not None
-    return float(scored.loss)
 
 
 @pytest.mark.parametrize("name", FIRST)

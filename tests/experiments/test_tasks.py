@@ -55,7 +55,7 @@ def jsonl(rows: list[tuple[str, Any]]) -> str:
 
 
 def test_what_is_shipped() -> None:
-    assert shipped() == tuple(sorted(TASKS + TEXTS))
+    assert shipped() == tuple(sorted((*TASKS, "praise", *TEXTS)))
     for name in TASKS:
         described, _ = read_task_description(name)
         assert described.hub is not None and described.separator == "\n\n"
@@ -140,7 +140,8 @@ def test_the_files_of_a_directory(tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         load_task("mr", tmp_path)
     assert str(error.value) == (
-        f"{tmp_path} holds no train with one of the endings .jsonl, .csv, .tsv, .parquet; put one there"
+        f"{tmp_path} holds no train with one of the endings .jsonl, .csv, .tsv, .parquet; put one there, "
+        "or rt-polarity.neg and rt-polarity.pos as distributed"
     )
 
 
@@ -224,7 +225,7 @@ BAD_YAML = [
     (
         YAML + "template: x\n",
         ": the key 'template' is unknown; known are kind, title, labels, prompt, words, calibration, separator, "
-        "variants, path, hub, train, test, text, label, limit",
+        "variants, path, hub, train, test, text, label, limit, files, encoding, texts",
     ),
     (changed("prompt", '"Review:"'), ": the prompt 'Review:' has {text} 0 times; write it once"),
     (changed("prompt", '"{text} {text}"'), ": the prompt '{text} {text}' has {text} 2 times; write it once"),

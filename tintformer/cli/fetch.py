@@ -117,13 +117,15 @@ def list_known() -> list[dict[str, Any]]:
     """What has a name here, and whether it is on this machine; any model of the hub can be fetched on top."""
     from tintformer.bundled import BUNDLED
     from tintformer.experiments.data_fetching import data_to_fetch
-    from tintformer.experiments.sources import shipped
+    from tintformer.experiments.sources import read_description, shipped
     from tintformer.storage.packages import PACKAGES
 
     bundled = [(name, "model", "bundled", True) for name in BUNDLED]
     packages = [(name, "model", package.title, package.is_present()) for name, package in PACKAGES.items()]
-    shipped_data = {name: data_to_fetch(name) for name in shipped()}
-    data = [(name, "data", x.title, all(file.is_file() for file in x.files)) for name, x in shipped_data.items()]
+    described = {name: read_description(name)[0] for name in shipped()}
+    to_fetch = {name: data_to_fetch(name) for name in shipped() if "texts" not in described[name]}
+    data = [(name, "data", x.title, all(file.is_file() for file in x.files)) for name, x in to_fetch.items()]
+    data += [(name, "data", described[name]["title"], True) for name in shipped() if name not in to_fetch]
     return [dict(zip(("name", "kind", "title", "present"), row, strict=True)) for row in bundled + packages + data]
 
 

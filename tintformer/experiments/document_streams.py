@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tintformer.errors import DivergenceError, InputError
+from tintformer.experiments.adapters import AdapterMethod
 from tintformer.experiments.code_version import code_version
 from tintformer.experiments.experiment import ChosenOn, Experiment, require_within
 from tintformer.experiments.language_modelling import MAX_SEED
@@ -317,7 +318,7 @@ def _read(
     from tintformer.rule.learning_rule import LearningRule
 
     auxiliary, settings = opened.model.auxiliary, opened.settings
-    if isinstance(rule, Lora):
+    if isinstance(rule, AdapterMethod):
         from tintformer.experiments.lora_stream import stream_lora
 
         return stream_lora(auxiliary, rule, documents, settings, kept)

@@ -37,7 +37,7 @@ class InContextLearning(Experiment):
     """One model on one task in one setting, by several methods, over several seeds.
 
     Rates are chosen by label cross-entropy on tuning examples, one rate for all seeds, or by accuracy on the test
-    examples themselves, for each seed.
+    examples themselves, for each seed or for all of them.
     """
 
     task: str
@@ -59,6 +59,8 @@ class InContextLearning(Experiment):
     """Test examples, as many of each label; None: all. With 200 one standard error is about 3 points."""
     tuning: int = 40
     """Examples of the train pool for each seed that choose the rate; they are neither trained on nor tested."""
+    one_rate: bool = False
+    """Where rates are chosen on the tests: one for all seeds, instead of one for each, as the authors do."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,8 +92,7 @@ class InContextLearning(Experiment):
             "test_text": rule and self.test_text,
             "seed": unit.seed if self.depends_on_seed(unit.method) or unit.part == "tuning" else None,
             "part": unit.part,
-            "tuning": self.tuning if unit.part == "tuning" else None,
-            "tests": self.tests if unit.part == "test" else None,
+            # The first of few examples are the first of many (`tasks.py`), so their number decides nothing.
             "examples": [unit.start, unit.stop],
             **self.hardware,
             "code": code_version(),
@@ -101,7 +102,7 @@ class InContextLearning(Experiment):
         """The seeds that share a rate: all of them, or one each where rates are chosen on what is reported."""
         # Without demonstrations seeds differ in nothing but their tuning examples, and one is enough.
         seeds = self.seeds if self.shots else self.seeds[:1]
-        return [seeds] if self.chosen_on == "tuning" else [(seed,) for seed in seeds]
+        return [seeds] if self.chosen_on == "tuning" or self.one_rate else [(seed,) for seed in seeds]
 
     def num_targets(self, setting: tuple[int, ...]) -> int:
         """One a demonstration, or so."""

@@ -174,6 +174,16 @@ class Answers:
         return [_cross_entropy(scores, label) for scores, label in zip(self.scores, self.labels, strict=True)]
 
 
+def by_seed(answers: Sequence[Answers], calibrated: bool, by_length: bool, measure: str) -> list[list[float]]:
+    """One number a test example, for each seed."""
+    values: list[list[float]] = []
+    for each in answers:
+        each = each.by_length() if by_length else each
+        each = each.calibrated() if calibrated else each
+        values.append(getattr(each, measure)())
+    return values
+
+
 def _cross_entropy(scores: tuple[float, ...], label: int) -> float:
     best = max(scores)
     if not math.isfinite(best):

@@ -1,277 +1,57 @@
-"""LoRA at test time: low-rank adapters by `peft`, trained by Adam, as a baseline for learning in the pass.
-
-Adapters are trained in the Hugging Face model under autograd. What they have learnt becomes `Updates` of the fast
-engine, which does all scoring, so that a method differs from the others in how it learns and in nothing else.
-"""
+"""LoRA: low-rank matrices beside every linear."""
 
 from __future__ import annotations
 
-import copy
-import inspect
-import math
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
-from tintformer.errors import DivergenceError, InputError, RuleError
-from tintformer.experiments.sources import EXTRA
-from tintformer.rule.learning_rule import LearningRule, Reduction
-from tintformer.typed_fields import Range, check_fields
+from tintformer.experiments.adapters import ADAPTER, AdapterMethod, pattern_of
+from tintformer.typed_fields import Range
 
 if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.optim import Adam
-
-    from tintformer.auxiliary.description import Auxiliary
-    from tintformer.auxiliary.ops import Weight
-    from tintformer.engines.fast.updates import Updates
-    from tintformer.execution.batch import Batch
-    from tintformer.execution.output import Logits, TintOutput
-    from tintformer.learning.tuned import Tuned
-
-ADAPTER = "default"
-TOKENS = 2048
-"""Tokens that run together, padding included, unless one sequence alone has more. More want more memory."""
+    from tintformer.auxiliary.ops import Linear
+    from tintformer.engines.fast.updates import MatrixUpdate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lora:
-    """Adapters on all linears of the top blocks: W + alpha / rank * B A, where B starts at zero and A at random."""
+class Lora(AdapterMethod):
+    """Adapters on all linears of the top blocks: W + alpha / rank * B A, where B starts at zero and A at random.
 
-    learning_rate: float
-    """Of Adam, whose first steps move every entry of B by about this much, however small the gradient is. Too large
-    and noise is learnt; the best one is far above that of SGD."""
-    layers: int | None = None
-    """How many of the top blocks have adapters; None: all."""
-    steps: int = 1
-    """Steps of Adam. The first one moves B alone, because A gets no gradient while B is zero."""
+    The first step of Adam moves B alone, because A gets no gradient while B is zero.
+    """
+
     rank: Annotated[int, Range(at_least=1)] = 8
     """Rows of A. More can learn more, and cost more."""
     alpha: Annotated[int, Range(at_least=1)] = 16
     """The change is scaled by alpha / rank, so that a rate suits several ranks."""
     seed: Annotated[int, Range(at_least=0)] = 0
     """Draws A, the same for every sequence."""
-    reduction: ClassVar[Reduction] = "sum"
-    """Losses of the targets are summed. Adam divides the scale of the loss away, so their number scales no rate."""
-
-    def __post_init__(self) -> None:
-        _ = self.rule  # refuses what no rule accepts
-        check_fields(self, RuleError)
 
     @property
-    def rule(self) -> LearningRule:
-        """The rule that may move whatever has an adapter: to `Tuned` it says what the update can contain."""
-        return LearningRule.full(
-            learning_rate=self.learning_rate, layers=self.layers, steps=self.steps, update_norm_scale=False
+    def initial_seed(self) -> int:
+        return self.seed
+
+    def targets(self, linears: Sequence[Linear]) -> list[Linear]:
+        return list(linears)
+
+    def config(self, linears: Sequence[Linear]) -> Any:
+        from peft import LoraConfig
+
+        return LoraConfig(
+            r=self.rank,
+            lora_alpha=self.alpha,
+            target_modules=pattern_of(linears),
+            fan_in_fan_out=linears[0].weight.transposed,
         )
 
-    def num_trained(self, num_blocks: int) -> int:
-        """How many of `num_blocks` blocks learn; asking for more than there are is an error."""
-        return self.rule.num_trained(num_blocks)
+    def learnt(self, linear: Linear, layer: Any, dtype: Any) -> tuple[MatrixUpdate, None]:
+        """B A as factors; the parts of a fused weight have A in common, and rows of B each."""
+        from tintformer.engines.fast.updates import Factors, MatrixUpdate
 
-
-def learn(auxiliary: Auxiliary, lora: Lora, batch: Batch) -> Tuned:
-    """One update from all sequences, the losses of their targets summed, as `Tint.adapt` learns."""
-    from tintformer.learning.tuned import Tuned
-
-    updates = Adapters(auxiliary, lora).train(_examples(batch, range(len(batch.input_ids))))
-    return Tuned(auxiliary, lora.rule, updates)
-
-
-def learn_each(auxiliary: Auxiliary, lora: Lora, batch: Batch, *, logits: Logits = "all") -> TintOutput:
-    """Every sequence learns on its own and is then predicted; the result is that of `Tint(...)`."""
-    from tintformer.engines.fast import FastEngine
-    from tintformer.execution.output import TintOutput, positions_of
-
-    wanted = positions_of(logits, batch)
-    adapters = Adapters(auxiliary, lora)
-    updates = _one_a_row([adapters.train(_examples(batch, [row])) for row in range(len(batch.input_ids))])
-    return TintOutput.of(batch, FastEngine(auxiliary, lora.rule).score(batch, updates, logits_at=wanted))
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class _Examples:
-    """One or more segments as the model sees them, `[tokens]` or `[rows, tokens]` with padding on the right.
-
-    Every segment runs as a sequence of its own behind the shared tokens, as in the oracle: causality is then the only
-    mask, which every family knows, with its own windows and positions.
-    """
-
-    ids: Tensor
-    attended: Tensor
-    positions: Tensor
-    targets: Tensor
-    scored: Tensor
-
-    @property
-    def num_tokens(self) -> int:
-        return self.ids.shape[-1]
-
-
-def _examples(batch: Batch, rows: Iterable[int]) -> Iterator[_Examples]:
-    """The segments of some rows that have targets, each up to its last one."""
-    from tintformer.execution.batch import SHARED
-
-    for row in rows:
-        attended, segments, unused = batch.attention_mask[row], batch.segment_ids[row], batch.train_positions[row]
-        shared = attended & (segments == SHARED)
-        for segment in segments[attended & ~shared].unique().tolist() or [SHARED]:
-            visible = shared | attended & (segments == segment)
-            scored = unused & visible
-            unused = unused & ~scored  # targets among the shared tokens count once
-            if not scored.any():
-                continue
-            kept = visible.nonzero()[:, 0]
-            kept = kept[kept <= scored.nonzero().max()]
-            yield _Examples(
-                ids=batch.input_ids[row, kept],
-                attended=attended[kept],
-                positions=batch.positions[row, kept],
-                targets=batch.targets[row, kept],
-                scored=scored[kept],
-            )
-
-
-def _padded(examples: Iterable[_Examples]) -> Iterator[_Examples]:
-    """Sequences of similar lengths put together, as many as there is room for."""
-    from torch.nn.utils.rnn import pad_sequence
-
-    def together() -> _Examples:
-        columns = {each.name: [getattr(example, each.name) for example in group] for each in fields(_Examples)}
-        return _Examples(**{name: pad_sequence(column, batch_first=True) for name, column in columns.items()})
-
-    group: list[_Examples] = []
-    for example in sorted(examples, key=lambda each: each.num_tokens):
-        if group and (len(group) + 1) * example.num_tokens > TOKENS:
-            yield together()
-            group = []
-        group.append(example)
-    if group:
-        yield together()
-
-
-class Adapters:
-    """A private copy of the model with adapters; all other tensors are shared with the auxiliary."""
-
-    def __init__(self, auxiliary: Auxiliary, lora: Lora):
-        from tintformer.auxiliary.description import ops
-        from tintformer.auxiliary.ops import Linear
-
-        self.lora, self.dtype = lora, auxiliary.dtype
-        trained = auxiliary.blocks[len(auxiliary.blocks) - lora.num_trained(len(auxiliary.blocks)) :]
-        self.weights = [op.weight for steps in trained for op in ops(steps) if isinstance(op, Linear)]
-        self.model = _with_adapters(auxiliary.model, lora, self.weights)
-        self.takes_positions = "position_ids" in inspect.signature(auxiliary.model.forward).parameters
-        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.initial = [parameter.detach().clone() for parameter in self.parameters]
-
-    def train(self, examples: Iterable[_Examples]) -> Updates:
-        """What the examples teach, their losses summed; every call starts from the same adapters."""
-        import torch
-
-        adam, groups = self.restart(), list(_padded(examples))
-        for step in range(self.lora.steps):
-            adam.zero_grad()
-            for group in groups:
-                with torch.enable_grad():
-                    loss = self._loss(group)
-                if not math.isfinite(loss.item()):
-                    raise self.divergence("the training loss", step)
-                loss.backward()
-            adam.step()
-        return self._updates()
-
-    def restart(self) -> Adam:
-        """The adapters as they were made, and an optimiser that has seen nothing."""
-        import torch
-
-        with torch.no_grad():
-            for parameter, initial in zip(self.parameters, self.initial, strict=True):
-                parameter.copy_(initial)
-        return torch.optim.Adam(self.parameters, lr=self.lora.learning_rate)
-
-    def _loss(self, examples: _Examples) -> Tensor:
-        """Summed over the targets; the head sees no other position, because logits of all of them would be large."""
-        import torch
-
-        from tintformer.rule.head import token_loss
-
-        options = {"position_ids": examples.positions} if self.takes_positions else {}
-        head = self.model.get_output_embeddings()
-        handle = head.register_forward_pre_hook(lambda module, inputs: (inputs[0][examples.scored][None],))
-        try:
-            # An explicit mask: without it, HF takes a gap in the position ids for the start of another sequence.
-            out = self.model(
-                input_ids=examples.ids, attention_mask=examples.attended.long(), use_cache=False, **options
-            )
-        finally:
-            handle.remove()
-        logits = out.logits[0].to(torch.promote_types(out.logits.dtype, torch.float32))
-        return token_loss(logits, examples.targets[examples.scored]).sum()
-
-    def _updates(self) -> Updates:
-        """B A of every adapter as factors; the parts of a fused weight have A in common, and rows of B each."""
-        import torch
-
-        from tintformer.engines.fast.updates import Factors, MatrixUpdate, Updates
-
-        updates = Updates()
-        for weight in self.weights:
-            layer = self.model.get_submodule(_module(weight))
-            first, second = (matrices[ADAPTER].weight.detach() for matrices in (layer.lora_A, layer.lora_B))
-            if not bool(torch.isfinite(first.sum() + second.sum())):
-                raise self.divergence(f"the update of {weight.name}", self.lora.steps)
-            # Adapters are linears `[out, in]` whatever the orientation of the weight.
-            rows = replace(weight, source=second, transposed=False).read()
-            x, g = (factor[None].to(self.dtype, copy=True) for factor in (first, rows.mT))
-            factors = Factors(x, g, -layer.scaling[ADAPTER])
-            updates.matrices[weight] = MatrixUpdate(dual=True, keep=True, factors=[factors])
-        return updates
-
-    def divergence(self, where: str, step: int) -> DivergenceError:
-        when = f" after step {step} of {self.lora.steps}" if step else ""
-        return DivergenceError.at(where, self.lora.learning_rate, when)
-
-
-def _with_adapters(model: Any, lora: Lora, weights: Sequence[Weight]) -> Any:
-    """A copy of the module tree, in evaluation mode, whose only parameters that learn are adapters."""
-    import torch
-    from torch import nn
-
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError as error:
-        raise InputError(f"method lora needs the package peft; install it ({EXTRA})") from error
-    # Parameters of its own around the same memory: peft freezes them, and the auxiliary's must keep their flags.
-    memo: dict[int, Any] = {id(each): nn.Parameter(each.detach(), requires_grad=False) for each in model.parameters()}
-    memo |= {id(buffer): buffer for buffer in model.buffers()}
-    names = dict.fromkeys(re.escape(_module(weight)) for weight in weights)
-    config = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        target_modules="|".join(names),  # a pattern that has to match in full
-        fan_in_fan_out=weights[0].transposed,
-    )
-    twin = copy.deepcopy(model, memo=memo).eval()
-    with torch.random.fork_rng(devices=[]):  # peft draws on the CPU, wherever the model is
-        torch.default_generator.manual_seed(lora.seed)
-        return get_peft_model(twin, config).eval().get_base_model()
-
-
-def _module(weight: Weight) -> str:
-    return weight.name.removesuffix(".weight")
-
-
-def _one_a_row(learnt: Sequence[Updates]) -> Updates:
-    """Updates of single sequences as one, a row for each."""
-    import torch
-
-    from tintformer.engines.fast.updates import Factors, MatrixUpdate, Updates
-
-    together = Updates()
-    for weight in learnt[0].matrices:
-        parts = [updates.matrices[weight].factors[0] for updates in learnt]
-        x, g = torch.cat([part.x for part in parts]), torch.cat([part.g for part in parts])
-        together.matrices[weight] = MatrixUpdate(dual=True, factors=[Factors(x, g, parts[0].rate)])
-    return together
+        first, second = (matrices[ADAPTER].weight.detach() for matrices in (layer.lora_A, layer.lora_B))
+        # Adapters are linears `[out, in]` whatever the orientation of the weight.
+        rows = replace(linear.weight, source=second, transposed=False).read()
+        x, g = (factor[None].to(dtype, copy=True) for factor in (first, rows.mT))
+        factors = Factors(x, g, -layer.scaling[ADAPTER])
+        return MatrixUpdate(dual=True, keep=True, factors=[factors]), None

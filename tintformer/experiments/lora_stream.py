@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tintformer.experiments.lora import Adapters, Lora
+from tintformer.experiments.adapters import AdapterMethod, Adapters
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +24,7 @@ Past = list[tuple[Any, Any]]
 
 def stream_lora(
     auxiliary: Auxiliary,
-    lora: Lora,
+    method: AdapterMethod,
     documents: Sequence[Sequence[int]],
     settings: StreamSettings,
     kept: list[Tensor] | None = None,
@@ -35,7 +35,7 @@ def stream_lora(
     """
     import torch
 
-    adapters, found = Adapters(auxiliary, lora), list[list[tuple[float, int]]]()
+    adapters, found = Adapters(auxiliary, method), list[list[tuple[float, int]]]()
     for ids in documents:
         logits: list[Tensor] | None = None if kept is None else []
         found.append(_read(adapters, auxiliary, ids, settings, logits))
@@ -66,7 +66,7 @@ def _read(
             continue
         first = max(0, start - settings.num_reread)
         read = as_read = Past()
-        for step in range(adapters.lora.steps):
+        for step in range(adapters.method.steps):
             with torch.enable_grad():
                 logits, read = _logits(adapters, tokens[first:end], count, first, past, settings)
                 losses = token_loss(logits, tokens[end - count : end])

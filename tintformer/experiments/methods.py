@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tintformer.errors import InputError, brief, nearest
-from tintformer.experiments import lora
+from tintformer.experiments import adapters
+from tintformer.experiments.adapters import AdapterMethod
+from tintformer.experiments.ia3 import Ia3
 from tintformer.experiments.lora import Lora
 from tintformer.rule.learning_rule import LearningRule
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from tintformer.execution.output import Logits, TintOutput
     from tintformer.learning.tuned import Tuned
 
-Adaptation = LearningRule | Lora
+Adaptation = LearningRule | AdapterMethod
 """All that decides what is learnt from given tokens."""
 
 
@@ -59,10 +61,14 @@ METHODS = {
     ),
     "tint": Method(title="TinT", preset=LearningRule),
     "tint-paper": Method(title="TinT, differences as printed", preset=LearningRule.paper),
+    # The losses without a softmax that the authors tried (appendix, "Language model head"): "minimal improvement".
+    "mse": Method(title="TinT, squared error", preset=LearningRule, knobs={"loss": "mse"}),
+    "quad": Method(title="TinT, quad loss", preset=LearningRule, knobs={"loss": "quad"}),
     "lora": Method(title="LoRA", preset=Lora),
+    "ia3": Method(title="IA3", preset=Ia3),
 }
 """By name. Fine-tuning is SGD by the true gradient. Every engine takes it, `oracle` by autograd; parity between them is
-tested, so the fast one does it unless another is asked for. LoRA is trained by autograd whatever the engine."""
+tested, so the fast one does it unless another is asked for. Adapters are trained by autograd whatever the engine."""
 
 
 def find_methods(names: tuple[str, ...], table: Mapping[str, Method] = METHODS) -> dict[str, Method]:
@@ -82,10 +88,10 @@ def learn_each(
     auxiliary: Auxiliary, rule: Adaptation, engine: str, *, logits: Logits = "none", **learning: Any
 ) -> TintOutput:
     """Every sequence learns from its own training part, and is predicted afterwards."""
-    if isinstance(rule, Lora):
+    if isinstance(rule, AdapterMethod):
         from tintformer.execution.batch import Batch
 
-        return lora.learn_each(auxiliary, rule, Batch.of(auxiliary, **learning), logits=logits)
+        return adapters.learn_each(auxiliary, rule, Batch.of(auxiliary, **learning), logits=logits)
     from tintformer.learning.tint import Tint
 
     return Tint(auxiliary, rule, engine=engine)(**learning, logits=logits)
@@ -97,10 +103,10 @@ def learn_once(auxiliary: Auxiliary, rule: Adaptation | None, **learning: Any) -
         from tintformer.learning.tuned import Tuned
 
         return Tuned.untrained(auxiliary)
-    if isinstance(rule, Lora):
+    if isinstance(rule, AdapterMethod):
         from tintformer.execution.batch import Batch
 
-        return lora.learn(auxiliary, rule, Batch.of(auxiliary, **learning))
+        return adapters.learn(auxiliary, rule, Batch.of(auxiliary, **learning))
     from tintformer.learning.tint import Tint
 
     return Tint(auxiliary, rule).adapt(**learning)

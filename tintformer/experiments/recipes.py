@@ -13,6 +13,8 @@ from tintformer.experiments.open_models import open_model
 
 PROTOCOLS = ("tuned", "paper")
 """Rates from data of their own, which is the default, or all as the authors did it."""
+BOTH = "both"
+"""Of accuracies: each experiment by both protocols, and by the paper's with one rate for all seeds."""
 LABEL_RATES = (1e-5, 1e-4, 1e-3)
 """What the authors choose from for the loss of label words (appendix "Experiments")."""
 FULL_RATES = (1e-7, 1e-6, 1e-5)
@@ -47,6 +49,19 @@ def by_protocol(experiment: Any, protocol: str) -> Any:
     if isinstance(changed, InContextLearning) and changed.shots > 0 and not label_loss:
         return replace(changed, test_text=True)
     return changed
+
+
+def by_protocols(experiment: InContextLearning, protocol: str) -> list[InContextLearning]:
+    """An experiment by one protocol or by both, so that the honest row and the optimistic ones stand in one table.
+
+    Tests at a rate are the same units whoever asks for them. A model that does not learn is in one of them.
+    """
+    if protocol != BOTH:
+        return [by_protocol(experiment, protocol)]
+    if not any(method.preset is not None for method in experiment.compared().values()):
+        return [experiment]
+    paper = by_protocol(experiment, "paper")
+    return [experiment, replace(paper, one_rate=True), *([paper] if experiment.shots else [])]
 
 
 def share_of_blocks(model: str, share: str, dtype: str = "float32", device: str | None = None) -> int | None:

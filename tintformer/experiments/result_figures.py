@@ -14,20 +14,21 @@ from tintformer.analysis.foreign_markup import to_label
 from tintformer.analysis.intervals import bootstrap, standard_error
 from tintformer.analysis.plot_style import INSTALL, STYLE, has_matplotlib
 from tintformer.errors import TintWarning
-from tintformer.experiments.in_context_learning import InContextLearning, InContextResult
-from tintformer.experiments.language_modelling import LanguageResult
-from tintformer.experiments.methods import METHODS, Method
-from tintformer.experiments.open_models import short_name
-from tintformer.experiments.tables import (
+from tintformer.experiments.accuracy_tables import (
     InContextResults,
-    LanguageResults,
     budget,
+    chosen,
     format_of,
-    per_token,
     pooled,
     setting,
     task_title,
 )
+from tintformer.experiments.format_figure import FormatPoint, draw_formats, format_points, panel_titles
+from tintformer.experiments.in_context_learning import InContextLearning, InContextResult
+from tintformer.experiments.language_modelling import LanguageResult
+from tintformer.experiments.methods import METHODS, Method
+from tintformer.experiments.open_models import short_name
+from tintformer.experiments.tables import LanguageResults, per_token
 from tintformer.learning.rate_search import CLEARLY_WORSE, RatePoint
 
 COLOURS = {
@@ -38,10 +39,13 @@ COLOURS = {
     "moved-same-rate": "#e69f00",
     "tint": "#0072b2",
     "tint-paper": "#1f2329",
+    "mse": "#3b4cc0",
+    "quad": "#b2182b",
     "lora": "#009e73",
+    "ia3": "#66a61e",
 }
-"""By method. Most are Okabe and Ito's, for colour-blind eyes too, without their second blue and their yellow."""
-MARKERS = "osD^vPX*"
+"""By method. Most are Okabe and Ito's, for colour-blind eyes too, without their yellow."""
+MARKERS = "osD^vPX<>*p"
 _LOOKS = {name: {"color": COLOURS[name], "marker": MARKERS[at]} for at, name in enumerate(METHODS)}
 
 
@@ -110,7 +114,7 @@ def in_context_figures(done: InContextResults) -> dict[str, bytes]:
         "settings": settings_figure(
             [
                 AccuracyPoint(
-                    panel=_named(experiment, format_of(experiment)),
+                    panel=_named(experiment, format_of(experiment) + chosen(experiment)),
                     task=task_title(experiment),
                     budget=budget(experiment),
                     method=result.method,
@@ -121,8 +125,15 @@ def in_context_figures(done: InContextResults) -> dict[str, bytes]:
                 for result in results
             ]
         ),
+        "formats": _formats_figure(format_points(done)),
         "rates": rate_curves(curves, chosen_by),
     }
+
+
+def _formats_figure(points: Sequence[FormatPoint]) -> bytes:
+    return png_of(
+        len(panel_titles(points)), lambda panels: draw_formats(panels, points), columns=1, width=11, height=3.4
+    )
 
 
 def _named(experiment: InContextLearning, what: str) -> str:
@@ -152,7 +163,7 @@ def _with_several_budgets(done: InContextResults) -> InContextResults:
 
 
 def _but_for_budget(experiment: InContextLearning) -> tuple[str, str, str]:
-    return experiment.model, task_title(experiment), format_of(experiment)
+    return experiment.model, task_title(experiment), format_of(experiment) + chosen(experiment)
 
 
 def _from_all_layers_to_few(done: tuple[InContextLearning, Any]) -> tuple[float, int]:

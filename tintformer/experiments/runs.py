@@ -11,6 +11,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tintformer.errors import InputError, brief, cause
+from tintformer.experiments.accuracy_tables import in_context_tables
 from tintformer.experiments.document_streams import DocumentStreams
 from tintformer.experiments.in_context_learning import InContextLearning
 from tintformer.experiments.in_context_regression import InContextRegression
@@ -18,7 +19,7 @@ from tintformer.experiments.language_modelling import LanguageModelling
 from tintformer.experiments.regression_results import regression_figures, regression_tables
 from tintformer.experiments.result_figures import in_context_figures, language_figures
 from tintformer.experiments.stream_results import stream_figures, stream_tables
-from tintformer.experiments.tables import ResultTable, in_context_tables, language_tables
+from tintformer.experiments.tables import ResultTable, language_tables
 from tintformer.storage.file_names import check_file_name, same_file_name
 from tintformer.storage.foreign_files import read_foreign_json
 from tintformer.storage.whole_files import check_directory, whole_file, whole_files
@@ -32,7 +33,7 @@ KINDS: dict[str, type[LanguageModelling | InContextLearning | DocumentStreams | 
 _FORMATS = {"csv": "csv", "tex": "latex", "md": "markdown"}
 _FIGURES = {
     "lm": ("perplexity", "gain", "rates"),
-    "icl": ("accuracy", "settings", "rates"),
+    "icl": ("accuracy", "settings", "formats", "rates"),
     "stream": ("positions", "gain", "rates"),
     "regression": ("examples", "rates"),
 }

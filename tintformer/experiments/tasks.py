@@ -9,13 +9,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import count, permutations
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from tintformer.errors import InputError, brief, listed
+from tintformer.experiments.label_files import (
+    LabelFiles,
+    LabelTexts,
+    described_rows,
+    find_label_files,
+    read_label_files,
+    require_encoding,
+    require_label_files,
+    require_label_texts,
+)
 from tintformer.experiments.sources import (
     ROW_SUFFIXES,
     DataRow,
@@ -26,72 +36,15 @@ from tintformer.experiments.sources import (
     require_string,
     require_strings,
 )
+from tintformer.experiments.templates import Prompt
 from tintformer.storage.foreign_text import user_path
 
 CLASSIFICATION = "classification"
 """The `kind` of a description of a task."""
 PROMPT_KEYS = ("prompt", "words", "calibration", "separator")
-PLACEHOLDER = "{text}"
 TRAIN_NAMES = ("train",)
 TEST_NAMES = ("test", "eval", "validation", "valid", "dev")
 """File names, without their ending, that are looked for in a directory, after the one in the description."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prompt:
-    """How an example is put to a model: the words around its text, and a word for each label."""
-
-    template: str
-    """Text with `{text}` in it once; the label word follows, after a space unless the template ends in white space."""
-    words: tuple[str, ...]
-    """A word for each label, in their order; a word may be several tokens."""
-    calibration: str | None = None
-    """What calibration predicts the label words from; None takes what follows `{text}` in the template."""
-    separator: str = "\n\n"
-    """What stands between the demonstrations of "multi"."""
-
-    def __post_init__(self) -> None:
-        if self.template.count(PLACEHOLDER) != 1:
-            count = self.template.count(PLACEHOLDER)
-            raise InputError(f"the prompt {brief(self.template)} has {PLACEHOLDER} {count} times; write it once")
-        if self.calibration is not None and PLACEHOLDER in self.calibration:
-            raise InputError(
-                f"the calibration prompt {brief(self.calibration)} has {PLACEHOLDER}; write it without a text"
-            )
-        if not self.separator:
-            raise InputError("the separator is empty, so that examples would run together; a blank line is usual")
-        for word in self.words:
-            if not word.strip():
-                raise InputError(f"the label word {brief(word)} is empty; give each label a word")
-            if word != word.strip():
-                raise InputError(
-                    f"the label word {brief(word)} has spaces around it; leave them out, one is put before it"
-                )
-        for one, other in permutations(self.words, 2):
-            if other.startswith(one):
-                raise InputError(
-                    f"the label word {brief(one)} is the beginning of {brief(other)}; choose words that differ"
-                )
-
-    @property
-    def calibration_prompt(self) -> str:
-        """What calibration predicts the label words from."""
-        return self.template.partition(PLACEHOLDER)[2] if self.calibration is None else self.calibration
-
-    def filled(self, text: str) -> str:
-        """The prompt of a text."""
-        return self.template.replace(PLACEHOLDER, text)
-
-    def continued(self, prompt: str, label: int) -> tuple[str, int, int]:
-        """A prompt and its label word, and where in this text the word begins and ends."""
-        word = self.words[label]
-        whole = prompt + word if prompt[-1:].isspace() else f"{prompt} {word}"
-        return whole, len(whole) - len(word), len(whole)
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """All of it, for records."""
-        return asdict(self) | {"calibration": self.calibration_prompt}
 
 
 @dataclass(frozen=True)
@@ -180,6 +133,12 @@ class TaskDescription:
     """The column that holds the label; a local file may have `label` instead."""
     limit: int | None = None
     """Rows to take of each split on the hub: too few leave no choice of examples, all of them may be millions."""
+    files: LabelFiles = field(default_factory=dict[str, tuple[str, ...]])
+    """Of a directory without a train file: for each label the file that holds its texts, one a line."""
+    encoding: str = "utf-8"
+    """Of these files."""
+    texts: LabelTexts = field(default_factory=dict[str, tuple[str, ...]])
+    """The examples themselves, for each label its texts, if there is neither a path nor a data set of the hub."""
 
     def own_prompt(self) -> Prompt:
         """The prompt that is used unless a variant is asked for."""
@@ -193,6 +152,11 @@ def read_task_description(name: str) -> tuple[TaskDescription, str]:
         if key in keys:
             require_string(keys[key], f"{source}: {key}")
     keys["labels"] = require_strings(keys["labels"], f"{source}: labels")
+    if "files" in keys:
+        keys["files"] = require_label_files(keys["files"], keys["labels"], f"{source}: files")
+    if "texts" in keys:
+        keys["texts"] = require_label_texts(keys["texts"], keys["labels"], f"{source}: texts")
+    require_encoding(keys.get("encoding", "utf-8"), f"{source}: encoding")
     own = {key: keys[key] for key in PROMPT_KEYS if key in keys}
     keys["words"] = _prompt(own, keys["labels"], source).words
     variants = keys.get("variants") or {}
@@ -235,8 +199,8 @@ def load_task(name: str, data: str | Path | None = None, *, variant: str | None 
     """A task by the name of a shipped description or the path of a YAML file.
 
     `data` takes the place of the location that the description names: a directory with train and test files (JSONL,
-    CSV, TSV or Parquet), or one such file, of which half of each label's examples, chosen by `split_seed`, is the test
-    set. `variant` chooses another prompt of the description.
+    CSV, TSV or Parquet), one such file, or a directory with a file for each label; of the latter two half of each
+    label's examples, chosen by `split_seed`, is the test set. `variant` chooses another prompt of the description.
     """
     described, source = read_task_description(name)
     if variant is not None and variant not in described.variants:
@@ -259,6 +223,8 @@ def load_task(name: str, data: str | Path | None = None, *, variant: str | None 
 def _examples(described: TaskDescription, source: str, seed: int) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
     """The examples to train on and those to test on."""
     if described.path is None:
+        if described.hub is None and described.texts:
+            return _split(_labelled(described_rows(described.texts, source), described), seed)
         if described.hub is None:
             raise InputError(f"{source} names neither a path nor a data set of the hub; give the files with --data")
         splits = (read_hub(described.hub, split, described.limit) for split in (described.train, described.test))
@@ -266,7 +232,10 @@ def _examples(described: TaskDescription, source: str, seed: int) -> tuple[tuple
         return train, test
     path = Path(described.path)
     if path.is_dir():
-        files = (_find(path, (described.train, *TRAIN_NAMES)), _find(path, (described.test, *TEST_NAMES)))
+        names = (described.train, *TRAIN_NAMES)
+        if not _files(path, names) and (by_label := find_label_files(path, described.files)):
+            return _split(_labelled(read_label_files(by_label, described.encoding), described), seed)
+        files = (_find(path, names, described.files), _find(path, (described.test, *TEST_NAMES)))
         train, test = (_labelled(read_rows(file), described) for file in files)
         return train, test
     if not path.exists():
@@ -274,18 +243,27 @@ def _examples(described: TaskDescription, source: str, seed: int) -> tuple[tuple
     return _split(_labelled(read_rows(path), described), seed)
 
 
-def _find(directory: Path, names: Iterable[str]) -> Path:
+def _find(directory: Path, names: Iterable[str], by_label: LabelFiles | None = None) -> Path:
     """The data file of the first of these names that the directory has."""
-    names = tuple(dict.fromkeys(names))
-    for name in names:
+    found = _files(directory, names)
+    if len(found) > 1:
+        raise InputError(f"{directory} holds both {found[0].name} and {found[1].name}; remove one of them")
+    if found:
+        return found[0]
+    wanted, others = " or ".join(dict.fromkeys(names)), " and ".join(names[0] for names in (by_label or {}).values())
+    raise InputError(
+        f"{directory} holds no {wanted} with one of the endings {', '.join(ROW_SUFFIXES)}; put one there"
+        f"{f', or {others} as distributed' if others else ''}"
+    )
+
+
+def _files(directory: Path, names: Iterable[str]) -> list[Path]:
+    """The data files of the first of these names that the directory has any of."""
+    for name in dict.fromkeys(names):
         files = [directory / name, *(directory / f"{name}{suffix}" for suffix in ROW_SUFFIXES)]
-        found = [file for file in files if file.is_file()]
-        if len(found) > 1:
-            raise InputError(f"{directory} holds both {found[0].name} and {found[1].name}; remove one of them")
-        if found:
-            return found[0]
-    wanted = " or ".join(names)
-    raise InputError(f"{directory} holds no {wanted} with one of the endings {', '.join(ROW_SUFFIXES)}; put one there")
+        if found := [file for file in files if file.is_file()]:
+            return found
+    return []
 
 
 def _labelled(rows: Iterable[DataRow], described: TaskDescription) -> tuple[Example, ...]:

@@ -22,6 +22,13 @@ Protocol = Annotated[
     str,
     typer.Option(help="tuned: rates from data that is not scored; paper: as the authors, rates from what is scored."),
 ]
+AccuracyProtocol = Annotated[
+    str,
+    typer.Option(
+        "--protocol",
+        help="tuned: rates from data that is not scored; paper: as the authors, rates from what is scored; both.",
+    ),
+]
 Compare = Annotated[
     str | None, typer.Option(help="Other models, with commas between them, that are scored as they are.")
 ]

@@ -14,6 +14,13 @@ from tintformer.cli.options import Device, Dtype, Json, Model
 from tintformer.cli.rule_setup import check_place
 from tintformer.errors import InputError, brief
 
+SEEDS, TESTS = "0,1,2", 200
+QUICK_SEEDS, QUICK_TESTS = "0", 40
+
+
+def _less(text: str, usual: object, quick: object) -> str:
+    return f"{text} Default: {usual}; with --quick {quick}."
+
 
 def classification(
     model: Model,
@@ -23,9 +30,15 @@ def classification(
         typer.Option("--data", help="Examples to read instead of the described ones; of several tasks, DIR/TASK each."),
     ] = None,
     output: options.Output = options.OUTPUT,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="A first table in about a minute with a small model; its records serve the whole run."
+        ),
+    ] = False,
     methods: options.Methods = "auxiliary,fine-tuning,tint",
     compare: options.Compare = None,
-    protocol: options.Protocol = "tuned",
+    protocol: options.AccuracyProtocol = "tuned",
     shots: Annotated[int, typer.Option(help="Demonstrations; 0 trains on the test input itself.")] = 0,
     mode: Annotated[str, typer.Option(help="single: independent training examples; multi: one text.")] = "single",
     loss: Annotated[
@@ -35,8 +48,13 @@ def classification(
     settings: Annotated[
         str, typer.Option(help="Layers x steps: all/1,half/2,quarter/4, or numbers such as 6/2.")
     ] = "all/1",
-    seeds: options.Seeds = "0,1,2",
-    tests: options.Tests = 200,
+    seeds: Annotated[
+        str | None, typer.Option(help=_less("Each draws its own demonstrations.", SEEDS, QUICK_SEEDS))
+    ] = None,
+    tests: Annotated[
+        int | None,
+        typer.Option(help=_less("Test examples of each task, as many of each label.", TESTS, QUICK_TESTS)),
+    ] = None,
     tuning: options.Tuning = 40,
     learning_rate: options.Rate = "auto",
     variant: Annotated[str | None, typer.Option(help="Another prompt of the description.")] = None,
@@ -52,7 +70,7 @@ def classification(
 ) -> None:
     """Learn from demonstrations or from the test input itself, and choose a label word: accuracy by method."""
     from tintformer.experiments.in_context_learning import InContextLearning
-    from tintformer.experiments.recipes import by_protocol, compared
+    from tintformer.experiments.recipes import by_protocols, compared
     from tintformer.experiments.runs import Run
 
     with started(track):
@@ -71,8 +89,8 @@ def classification(
             mode=cast(Any, mode),
             loss=cast(Any, loss or ("label" if shots else "full")),
             test_text=test_text,
-            seeds=options.seeds(seeds),
-            tests=tests,
+            seeds=options.seeds(seeds if seeds is not None else QUICK_SEEDS if quick else SEEDS),
+            tests=tests if tests is not None else QUICK_TESTS if quick else TESTS,
             tuning=tuning,
             rates=options.rates(learning_rate),
             engine=engine,
@@ -80,17 +98,18 @@ def classification(
             device=device,
             threads=threads_of(jobs),
         )
-        base = by_protocol(base, protocol)
         one = len(chosen) == 1
         by_task = [replace(base, task=name, location=data and (data if one else data / name)) for name in chosen]
         experiments = [
-            replace(experiment, layers=layers, steps=steps)
+            each
             for layers, steps in _layers_and_steps(settings, model, dtype, device)
             for experiment in by_task
+            for each in by_protocols(replace(experiment, layers=layers, steps=steps), protocol)
         ]
         experiments += [other for experiment in by_task for other in compared(experiment, options.names(compare))]
         how = f"{shots}-shot-{base.mode}-{base.loss}" if shots else "zero-shot"
         shown = [how, *options.names(settings.replace("/", "x"))]
+        shown += ["quick"] if quick else []
         what = [*(Path(name).stem for name in chosen), *options.names(variant), *shown]
         usual = "-".join(["icl", Path(model).name, *what, *([protocol] if protocol != "tuned" else [])])
         name, by_length = options.named(name, usual), normalise == "length"

@@ -80,7 +80,7 @@ def table_icl(
     tasks: Tasks = None,
     methods: options.Methods = METHODS,
     compare: options.Compare = None,
-    protocol: options.Protocol = "tuned",
+    protocol: options.AccuracyProtocol = "tuned",
     seeds: options.Seeds = "0,1,2",
     tests: options.Tests = 200,
     tuning: options.Tuning = 40,
@@ -112,7 +112,7 @@ def table_settings(
     output: options.Output = options.OUTPUT,
     tasks: Tasks = None,
     methods: options.Methods = "auxiliary,tint",
-    protocol: options.Protocol = "tuned",
+    protocol: options.AccuracyProtocol = "tuned",
     seeds: options.Seeds = "0,1,2",
     tests: options.Tests = 200,
     tuning: options.Tuning = 40,
@@ -176,16 +176,17 @@ def _by_task(
 
 def _run_of_tasks(name: str, by_task: Sequence[Sequence[InContextLearning]], protocol: str) -> Run:
     """Row by row of the table, every task of a row before the next row: what is done first can be read first."""
-    from tintformer.experiments.recipes import by_protocol
+    from tintformer.experiments.recipes import by_protocols
     from tintformer.experiments.runs import Run
 
-    experiments = (by_protocol(experiment, protocol) for row in zip(*by_task, strict=True) for experiment in row)
+    rows = zip(*by_task, strict=True)
+    experiments = (each for row in rows for experiment in row for each in by_protocols(experiment, protocol))
     return Run(name=name, kind="icl", experiments=tuple(experiments))
 
 
 def _name(recipe: str, models: str | None, protocol: str) -> str:
     """What the files are called; the paper's own models go without saying."""
     usual = "-".join(
-        [recipe, *(Path(model).name for model in options.names(models)), *(["paper"] if protocol == "paper" else [])]
+        [recipe, *(Path(model).name for model in options.names(models)), *([protocol] if protocol != "tuned" else [])]
     )
     return options.named(None, usual)

@@ -129,8 +129,8 @@ def _in_context_metrics(
     experiment: Any, results: Sequence[InContextResult], by_length: bool
 ) -> Iterator[TrackedMetrics]:
     """`accuracy/MODEL/TASK/SETTING/METHOD/SCORES` in percent and `cross-entropy/...` in nats, after the curves."""
+    from tintformer.experiments.accuracy_tables import pooled, setting, task_title
     from tintformer.experiments.open_models import short_name
-    from tintformer.experiments.tables import pooled, setting, task_title
 
     where = [short_name(experiment.model), _word(task_title(experiment)), _word(setting(experiment))]
     for result in results:
