@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tintformer.errors import InputError, brief, nearest
 from tintformer.experiments import lora
 from tintformer.experiments.lora import Lora
+from tintformer.experiments.shared_gradients import SharedGradients, knows_no_rate
 from tintformer.rule.learning_rule import LearningRule
 
 if TYPE_CHECKING:
@@ -79,13 +80,24 @@ def find_methods(names: tuple[str, ...], table: Mapping[str, Method] = METHODS) 
 
 
 def learn_each(
-    auxiliary: Auxiliary, rule: Adaptation, engine: str, *, logits: Logits = "none", **learning: Any
+    auxiliary: Auxiliary,
+    rule: Adaptation,
+    engine: str,
+    *,
+    logits: Logits = "none",
+    gradients: SharedGradients | None = None,
+    **learning: Any,
 ) -> TintOutput:
-    """Every sequence learns from its own training part, and is predicted afterwards."""
-    if isinstance(rule, Lora):
-        from tintformer.execution.batch import Batch
+    """Every sequence learns from its own training part, and is predicted afterwards.
 
+    With `gradients`, what rates share is taken once for all of them where that can be.
+    """
+    from tintformer.execution.batch import Batch
+
+    if isinstance(rule, Lora):
         return lora.learn_each(auxiliary, rule, Batch.of(auxiliary, **learning), logits=logits)
+    if gradients is not None and knows_no_rate(rule, engine):
+        return gradients.learn_each(auxiliary, rule, Batch.of(auxiliary, **learning), logits=logits)
     from tintformer.learning.tint import Tint
 
     return Tint(auxiliary, rule, engine=engine)(**learning, logits=logits)
