@@ -73,6 +73,21 @@ def test_a_search_that_ends_early_and_a_kind_that_was_never_timed() -> None:
     assert str(workload) == "4 of 19 units, over 20 s left"
 
 
+def test_a_method_that_learns_costs_about_as_much_as_another() -> None:
+    clock = Clock()
+    workload = Workload(clock)
+    other = [Part(experiment="e", setting=0.5, method="full", chooses=chooses) for chooses in (True, False)]
+    workload.expect(PLAIN, 4)
+    for part, units in ((CHOICE, 4), (LEARNT, 2), (other[0], 4), (other[1], 2)):
+        workload.expect(part, units, certain=not part.chooses)
+    do(workload, clock, PLAIN, [1.0] * 4)
+    assert workload.seconds_left() == (0.0, False)
+    do(workload, clock, CHOICE, [5.0] * 4)
+    workload.settle(CHOICE)
+    do(workload, clock, LEARNT, [30.0])
+    assert workload.seconds_left() == (30.0 + 4 * 5.0 + 2 * 30.0, True)
+
+
 def test_searches_to_come_are_as_long_as_those_that_have_ended() -> None:
     workload = Workload(Clock())
     other, elsewhere = (Part(experiment=name, setting=0.9, method="tint", chooses=True) for name in ("e", "larger"))

@@ -42,6 +42,8 @@ class Workload:
         self._clock = clock
         self._left: dict[Part, int] = {}
         self._unsettled: set[Part] = set()
+        self._learners: set[str] = set()
+        """Methods that have a rate to choose."""
         self._times: dict[Hashable, list[float]] = {}
         self._computed = 0
         self._kinds: tuple[Hashable, ...] = ()
@@ -59,13 +61,15 @@ class Workload:
     def expect(self, part: Part, units: int, *, certain: bool = True) -> None:
         """So many units are foreseen; unless that is certain, `settle` will say when there are no more of them."""
         self._left[part] = self._left.get(part, 0) + units
+        if part.chooses:
+            self._learners.add(part.method)
         if not certain:
             self._unsettled.add(part)
 
     def begin(self, part: Part, units: int, *, method: str | None = None) -> None:
         """These units come next, by the part's own method unless another one is named."""
         self._part, self._coming = part, units
-        self._kinds, self._since = part.kinds(method or part.method), None
+        self._kinds, self._since = self._kinds_of(part, method or part.method), None
         self._begun[part] = self._begun.get(part, 0) + units
         # What another method has done says nothing of this one: all searches begin with the model as it is.
         self._counts_records = method in (None, part.method)
@@ -87,6 +91,12 @@ class Workload:
                     self._times.setdefault(kind, []).append((now - self._since) / units)
             self._computed += units
         self._since = now
+
+    def _kinds_of(self, part: Part, method: str) -> tuple[Hashable, ...]:
+        """What a part's units by a method cost as much as, the closest first."""
+        # One that learns costs about as much as others that learn, and many times as much as the model as it is.
+        learns = ("learns", part.experiment, part.chooses), ("learns", part.experiment)
+        return (*part.kinds(method), *(learns if method in self._learners else ()))
 
     def _note_records(self, part: Part, units: int) -> None:
         last, found, begun = self._recorded.get(part.chooses, (part, 0, 0))
@@ -121,7 +131,8 @@ class Workload:
         """Seconds for what is left of kinds that have been timed, and whether that is all that is left."""
         seconds, complete = 0.0, True
         for part, units in self._left.items():
-            times = next((self._times[kind] for kind in part.kinds(part.method) if kind in self._times), None)
+            kinds = self._kinds_of(part, part.method)
+            times = next((self._times[kind] for kind in kinds if kind in self._times), None)
             # Of units that have begun the records have been counted.
             begun = min(units, self._coming) if part == self._part else 0
             missing = begun + (units - begun) * self._missing(part.chooses)
