@@ -121,7 +121,7 @@ def test_a_stream_that_learns_before_it_scores_is_found(
 def test_training_on_what_is_scored_is_found(
     lm: LanguageModelling, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(*given: Any, input_ids: Any, train_mask: Any, **how: Any) -> Any:
+    def wrong(*given: Any, input_ids: Any, train_mask: Any, gradients: Any, **how: Any) -> Any:
         """The tokens that are scored are learnt from before."""
         tuned = language_modelling.learn_once(given[0], given[1], input_ids=input_ids)
         return tuned.score(input_ids, score_mask=~train_mask, **how)

@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import forked
 import pytest
@@ -21,13 +22,17 @@ from torch.nn import functional
 
 from tintformer.analysis.baselines import Explicit, block_names
 from tintformer.errors import InputError
-from tintformer.experiments.language_modelling import LanguageModelling, open_language
+from tintformer.experiments import language_modelling
+from tintformer.experiments.language_modelling import LanguageModelling, LanguageUnit, open_language
 from tintformer.experiments.recipes import FULL_RATES, by_protocol, compared
 from tintformer.experiments.record_store import RecordStore
 from tintformer.experiments.result_figures import language_figures
 from tintformer.experiments.runner import Runner
+from tintformer.experiments.runs import load_runs
+from tintformer.experiments.shared_gradients import SharedGradients
 from tintformer.experiments.tables import language_tables, per_token
 from tintformer.experiments.tuning import run_experiment
+from tintformer.learning.tint import Tint
 from tintformer.storage.loading import load
 
 TINT = Path(sys.executable).parent / "tint"
@@ -38,6 +43,19 @@ def experiment(text: Path) -> LanguageModelling:
     return LanguageModelling(
         model="nano-llama", data=str(text), shares=(0.5,), length=64, blocks=5, tuning=2, rates=(1e-4, 5e-4, 2e-3)
     )
+
+
+@pytest.fixture
+def learnt(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The batches whose gradients are taken, in a process that has kept none."""
+    from tintformer.engines.fast import FastEngine
+
+    batches: list[Any] = []
+    learn = FastEngine.learn
+    monkeypatch.setattr(FastEngine, "learn", lambda self, batch: batches.append(batch) or learn(self, batch))
+    monkeypatch.setattr(language_modelling, "_TRIED", SharedGradients(many_rates=True))
+    monkeypatch.setattr(language_modelling, "_ONCE", SharedGradients(many_rates=False))
+    return batches
 
 
 def run(experiment: LanguageModelling, directory: Path, jobs: int = 1):
@@ -66,6 +84,110 @@ def test_blocks_that_choose_rates_are_not_scored(experiment: LanguageModelling) 
     opened = open_language(experiment)
     assert len(opened.tuning) == 2 and len(opened.scored) == 5
     assert not set(opened.tuning) & set(opened.scored)
+
+
+def test_the_scored_blocks_are_the_same_whatever_else_is_asked(experiment: LanguageModelling) -> None:
+    scored, tuning = open_language(experiment).scored, open_language(experiment).tuning
+    for other in (
+        replace(experiment, rates=(1e-3,)),
+        replace(experiment, rates=None),
+        replace(experiment, methods=("auxiliary",)),
+        replace(experiment, tuning=3),
+        by_protocol(experiment, "paper"),
+    ):
+        assert open_language(other).scored == scored
+    # More of them are the same and others; those that choose rates never change, and more of them extend them too.
+    for count in (1, 2, 3, 8):
+        other = open_language(replace(experiment, blocks=count))
+        assert other.scored[:5] == scored[:count] and other.tuning == tuning
+    assert open_language(replace(experiment, tuning=3)).tuning[:2] == tuning
+    # All others, also where no rate is chosen.
+    rest = open_language(replace(experiment, blocks=None))
+    assert rest.scored[:5] == scored and sorted(rest.scored + rest.tuning) == list(range(len(rest.blocks)))
+    assert open_language(replace(experiment, blocks=None, rates=(1e-3,))).scored == rest.scored
+
+
+def test_a_text_that_is_too_short_for_both_is_scored_whole_at_one_rate(experiment: LanguageModelling) -> None:
+    count = len(open_language(experiment).blocks)
+    short = replace(experiment, tuning=count, blocks=None)
+    with pytest.raises(InputError, match=f"gives {count} blocks of 64 tokens; {count + 1} are needed"):
+        open_language(short)
+    assert sorted(open_language(replace(short, rates=(1e-3,))).scored) == list(range(count))
+    assert sorted(open_language(replace(short, methods=("auxiliary",))).scored) == list(range(count))
+
+
+def test_records_serve_other_numbers_of_blocks_grids_and_methods(experiment: LanguageModelling, tmp_path: Path) -> None:
+    def new(changed: LanguageModelling) -> tuple[int, dict[str, Any]]:
+        before = len(list(tmp_path.rglob("*.json")))
+        found = run(changed, tmp_path)
+        return len(list(tmp_path.rglob("*.json"))) - before, found
+
+    base = replace(experiment, blocks=3, methods=("auxiliary", "tint"), rates=(1e-4, 5e-4))
+    # Tuning blocks as they are and at two rates, scored blocks as they are and at one.
+    count, first = new(base)
+    assert count == 2 * 3 + 3 * 2
+    count, more = new(replace(base, blocks=4))
+    assert count == 2 and more["tint"].nats[:3] == first["tint"].nats
+    finer = replace(base, rates=(1e-4, 3e-4, 5e-4))
+    count, found = new(finer)
+    assert count == 2 + (3 if found["tint"].rate == 3e-4 else 0)
+    count, found = new(replace(base, rates=(first["tint"].rate,)))
+    assert count == 0 and found["tint"].nats == first["tint"].nats
+    assert new(replace(base, methods=("auxiliary",)))[0] == 0
+    count, _ = new(replace(base, tuning=3))
+    assert count >= 3  # one block more, as it is and at two rates; another rate may win
+
+
+def test_a_grid_takes_each_gradient_once_however_little_is_kept(
+    experiment: LanguageModelling, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, learnt: list[Any]
+) -> None:
+    monkeypatch.setattr(language_modelling, "_TRIED", SharedGradients(many_rates=True, budget=1))
+    found = run(replace(experiment, methods=("tint",)), tmp_path / "grid")["tint"]
+    assert len(found.curve) == 4 and len(learnt) == len(open_language(experiment).tuning) + len(found.nats)
+    # A search goes rate by rate, and takes them again where they do not fit.
+    monkeypatch.setattr(language_modelling, "_TRIED", SharedGradients(many_rates=True))
+    learnt.clear()
+    found = run(replace(experiment, methods=("tint",), rates=None), tmp_path / "search")["tint"]
+    assert len(found.curve) > 4 and len(learnt) == len(open_language(experiment).tuning) + len(found.nats)
+
+
+@pytest.mark.parametrize("method", ["fine-tuning", "moved", "tint-paper"])
+def test_rates_share_a_gradient_and_change_no_number(
+    experiment: LanguageModelling, learnt: list[Any], method: str
+) -> None:
+    experiment = replace(experiment, length=256, blocks=1, tuning=1)
+    opened = open_language(experiment)
+    auxiliary, (block, *_) = opened.model.auxiliary, opened.tuning
+    ids = torch.tensor([opened.blocks[block].ids])
+    for num_train in (16, 200):  # as factors, and as matrices
+        train = (torch.arange(256) < num_train)[None]
+        for rate in (1e-4, 1e-3, 1e-4):
+            unit = LanguageUnit(method=method, rate=rate, num_train=num_train, blocks=(block,))
+            shared = experiment.predict(auxiliary, ids, unit).token_loss
+            rule: Any = experiment.rule(method, rate)
+            plain = Tint(auxiliary, rule)(ids, train_mask=train, logits="none")
+            assert torch.allclose(shared, plain.token_loss, rtol=1e-4, atol=1e-4)
+    assert len(learnt) == 2
+    # A scored block has one rate: what methods share of it is kept, and nothing else.
+    unit = LanguageUnit(method=method, rate=1e-4, num_train=16, blocks=opened.scored[:1])
+    for _ in "ab":
+        experiment.run(unit)
+    assert len(learnt) == (4 if method == "tint-paper" else 3)
+
+
+def test_true_gradients_are_taken_once_for_all_methods(experiment: LanguageModelling, learnt: list[Any]) -> None:
+    opened = open_language(experiment)
+    auxiliary, block = opened.model.auxiliary, opened.scored[0]
+    ids = torch.tensor([opened.blocks[block].ids])
+    train = (torch.arange(64) < 40)[None]
+    losses: list[Any] = []
+    for method in ("fine-tuning", "linears", "moved"):
+        unit = LanguageUnit(method=method, rate=2e-3, num_train=40, blocks=(block,))
+        losses.append(experiment.predict(auxiliary, ids, unit).token_loss)
+        rule: Any = experiment.rule(method, 2e-3)
+        plain = Tint(auxiliary, rule)(ids, train_mask=train, logits="none")
+        assert torch.allclose(losses[-1], plain.token_loss, rtol=1e-4, atol=1e-4)
+    assert len(learnt) == 1 and not torch.equal(losses[0], losses[1]) and not torch.equal(losses[1], losses[2])
 
 
 def test_the_rate_is_the_best_of_the_curve(experiment: LanguageModelling, tmp_path: Path) -> None:
@@ -178,6 +300,23 @@ def test_a_killed_run_goes_on_and_ends_in_the_same_tables(text: Path, tmp_path: 
     assert written == {f"{start}{end}" for end in (".md", ".tex", ".csv", "-perplexity.png", "-gain.png", "-rates.png")}
     for name in written:
         assert (whole / name).read_bytes() == (halved / name).read_bytes(), name
+
+
+def test_a_first_table_is_the_beginning_of_the_whole_run(text: Path, tmp_path: Path) -> None:
+    short = ["--length", "64", "--learning-rate", "1e-4,5e-4", "--json", "-o", tmp_path]
+    done = forked.tint("eval", "lm", "nano-llama", text, "--quick", *short)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["results"][0]
+    assert [result["method"] for result in found] == ["auxiliary", "fine-tuning", "moved", "tint"]
+    # A text of fewer blocks than it would score is scored to its end.
+    (whole,) = load_runs(tmp_path)
+    opened = open_language(whole.experiments[0])
+    assert len(opened.tuning) == 4 and {len(result["nats"]) for result in found} == {len(opened.blocks) - 4}
+    assert {result["share"] for result in found} == {0.5} and (tmp_path / "lm-nano-llama-texts-quick.md").exists()
+    records = len(list(tmp_path.glob("records/*/*.json")))
+    longer = ["--methods", "auxiliary", "--shares", "0.5", "--blocks", "3", "--tuning", "1"]
+    assert forked.tint("eval", "lm", "nano-llama", text, *longer, *short).returncode == 0
+    assert len(list(tmp_path.glob("records/*/*.json"))) == records
 
 
 def test_the_list_names_data_and_methods() -> None:

@@ -45,6 +45,7 @@ COMPUTES = (
     "experiments.counted_work",
     "experiments.document_streams",
     "experiments.methods",
+    "experiments.shared_gradients",
     "experiments.experiment",
     "experiments.language_modelling",
     "experiments.text_sweep",

@@ -13,7 +13,7 @@ from tintformer.errors import DivergenceError, InputError
 from tintformer.experiments.adapters import AdapterMethod
 from tintformer.experiments.code_version import code_version
 from tintformer.experiments.experiment import ChosenOn, Experiment, require_within
-from tintformer.experiments.language_modelling import MAX_SEED
+from tintformer.experiments.language_modelling import MAX_SEED, draw
 from tintformer.experiments.lora import Lora
 from tintformer.experiments.methods import Adaptation, Method
 from tintformer.experiments.open_models import OpenModel, open_model
@@ -56,7 +56,8 @@ class DocumentStreams(Experiment):
     shortest: int | None = None
     """Tokens of the shortest document that is taken; None: two chunks, as nothing is gained in the first."""
     scored: int | None = None
-    """How many documents are scored, drawn from all; None: all that are not tuned on."""
+    """How many documents are scored, drawn from all: more of them are the same and others. None: all but those that
+    choose rates, also where there is no rate to choose."""
     tuning: int = 6
     """How many choose the rates, and give `rms` its statistics; they are not scored."""
     batch: int = 1
@@ -243,7 +244,6 @@ class OpenStreams:
 @lru_cache(maxsize=2)
 def open_streams(experiment: DocumentStreams) -> OpenStreams:
     """Load the model, tokenise the documents and draw those that choose rates and those that are scored."""
-    import numpy as np
     import torch
 
     from tintformer.learning.streams import StreamSettings
@@ -269,16 +269,15 @@ def open_streams(experiment: DocumentStreams) -> OpenStreams:
     Tint(model.auxiliary, LearningRule(learning_rate=0.0)).stream(longest, **how)  # type: ignore[arg-type]
     if experiment.statistics is not None:
         file_statistics(experiment.statistics, model)
-    order = np.random.default_rng(experiment.seed).permutation(len(ids)).tolist()
-    scored = order[tuning:] if experiment.scored is None else order[tuning:][: experiment.scored]
+    drawn = draw(len(ids), experiment.seed, tuning=experiment.tuning, scored=experiment.scored)
     return OpenStreams(
         model=model,
         texts=texts,
         settings=settings,
         ids=ids,
         first=first_token(model.tokenizer, None),
-        tuning=tuple(sorted(order[:tuning])),
-        scored=tuple(sorted(scored)),
+        tuning=drawn[0][:tuning],
+        scored=drawn[1],
     )
 
 

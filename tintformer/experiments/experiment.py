@@ -95,6 +95,10 @@ class Experiment(ABC):
         """How a method learns in this experiment; None for one that does not."""
         return self.table[method].rule(rate, layers=self.layers, steps=self.steps)
 
+    def shares_gradients(self, method: str) -> bool:
+        """Whether rates share work, so that those of a grid are better tried unit by unit than one after the other."""
+        return False
+
     def check_rules(self, num_blocks: int) -> None:
         """Refuse what no rule can be made of, before anything is computed."""
         for method in self.compared():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,9 @@ from tintformer.experiments.experiment import ChosenOn, Experiment, require_with
 from tintformer.experiments.methods import learn_each, learn_once
 from tintformer.experiments.open_models import OpenModel, open_model
 from tintformer.experiments.record_store import UnitResult
+from tintformer.experiments.shared_gradients import SharedGradients, knows_no_rate
 from tintformer.experiments.texts import Block, TextSet, load_texts
+from tintformer.rule.learning_rule import LearningRule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
     from tintformer.learning.rate_search import RatePoint
 
 MAX_SEED = 2**128
-AT_ONCE = 4
-"""Blocks of a unit. More make a kill lose more, fewer leave the batch too small to be fast."""
+_TRIED, _ONCE = SharedGradients(many_rates=True), SharedGradients(many_rates=False)
+"""Of blocks that are tried at many rates, and of those that each method learns from at one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,8 @@ class LanguageModelling(Experiment):
     length: int = 1024
     """Tokens of a block, never more than the model's context. Short blocks leave little to learn from."""
     blocks: int | None = None
-    """How many are scored, drawn from all over the text; None: all that are not tuned on. Few give wide intervals."""
+    """How many are scored, drawn from all over the text: more of them are the same and others. None: all but those
+    that choose rates, also where there is no rate to choose. Few give wide intervals."""
     tuning: int = 8
     """How many choose the rates; they are not scored. Few make the choice a guess."""
     seed: int = 0
@@ -62,7 +65,12 @@ class LanguageModelling(Experiment):
     @property
     def tunes(self) -> bool:
         """Whether there is a rate to choose on blocks of its own."""
-        return self.chosen_on == "tuning" and not self.has_one_rate
+        learns = any(method.chooses_rate for method in self.compared().values())
+        return self.chosen_on == "tuning" and not self.has_one_rate and learns
+
+    def shares_gradients(self, method: str) -> bool:
+        rule = self.rule(method, 0.0)
+        return isinstance(rule, LearningRule) and knows_no_rate(rule, self.engine)
 
     def identity(self, unit: LanguageUnit) -> dict[str, Any]:
         opened = open_language(self)
@@ -97,18 +105,16 @@ class LanguageModelling(Experiment):
         return self.num_train(setting) - 1
 
     def units(self, setting: float, method: str, rate: float, part: ChosenOn) -> list[LanguageUnit]:
-        """A few blocks each, of those that choose rates or of those that are scored."""
-        opened = open_language(self)
-        blocks = opened.tuning if part == "tuning" else opened.scored
+        """A block each, of those that choose rates or of those that are scored: whatever run has a block, its record
+        serves."""
+        opened, num_train = open_language(self), self.num_train(setting)
         return [
-            LanguageUnit(
-                method=method, rate=rate, num_train=self.num_train(setting), blocks=blocks[start : start + AT_ONCE]
-            )
-            for start in range(0, len(blocks), AT_ONCE)
+            LanguageUnit(method=method, rate=rate, num_train=num_train, blocks=(block,))
+            for block in (opened.tuning if part == "tuning" else opened.scored)
         ]
 
     def run(self, unit: LanguageUnit) -> UnitResult:
-        """Losses of a few blocks, summed over the scored tokens of each, in nats."""
+        """Losses of blocks, summed over the scored tokens of each, in nats."""
         import torch
 
         torch.set_num_threads(self.threads)
@@ -140,7 +146,11 @@ class LanguageModelling(Experiment):
         train, rule = (torch.arange(ids.shape[1]) < unit.num_train).expand(ids.shape), self.rule(unit.method, unit.rate)
         if rule is None:
             return learn_once(auxiliary, None).score(ids, score_mask=~train, logits=logits)
-        return learn_each(auxiliary, rule, self.engine, input_ids=ids, train_mask=train, logits=logits)
+        tried = open_language(self).tuning if self.chosen_on == "tuning" else open_language(self).scored
+        gradients = _TRIED if set(unit.blocks) <= set(tried) else _ONCE
+        return learn_each(
+            auxiliary, rule, self.engine, input_ids=ids, train_mask=train, logits=logits, gradients=gradients
+        )
 
     def tuning_loss(self, setting: float, results: Sequence[UnitResult]) -> float:
         """Nats per token."""
@@ -164,7 +174,7 @@ class LanguageModelling(Experiment):
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageUnit:
-    """A few blocks by one method at one rate."""
+    """A block, or several in a batch, by one method at one rate."""
 
     method: str
     rate: float
@@ -181,14 +191,14 @@ class OpenLanguage:
     blocks: Sequence[Block]
     length: int
     tuning: tuple[int, ...]
+    """Numbers of the blocks that choose rates, in the order of the draw."""
     scored: tuple[int, ...]
+    """Of those that are scored, in the same way."""
 
 
 @lru_cache(maxsize=2)
 def open_language(experiment: LanguageModelling) -> OpenLanguage:
     """Load the model, cut the text and draw the blocks."""
-    import numpy as np
-
     texts = load_texts(experiment.data, experiment.location)
     model = open_model(experiment.model, experiment.dtype, experiment.device)
     experiment.check_rules(len(model.auxiliary.blocks))
@@ -201,17 +211,29 @@ def open_language(experiment: LanguageModelling) -> OpenLanguage:
             f"{texts.name} gives {len(blocks)} blocks of {length} tokens; {wanted} are needed ({tuning} of them to "
             "choose rates): use shorter blocks, fewer of them, or more text"
         )
-    # Neighbouring blocks are alike, so those that choose rates are drawn from all over the text.
-    order = np.random.default_rng(experiment.seed).permutation(len(blocks)).tolist()
-    scored = order[tuning:] if experiment.blocks is None else order[tuning:][: experiment.blocks]
+    drawn = draw(len(blocks), experiment.seed, tuning=experiment.tuning, scored=experiment.blocks)
     return OpenLanguage(
-        model=model,
-        texts=texts,
-        blocks=blocks,
-        length=length,
-        tuning=tuple(sorted(order[:tuning])),
-        scored=tuple(sorted(scored)),
+        model=model, texts=texts, blocks=blocks, length=length, tuning=drawn[0][:tuning], scored=drawn[1]
     )
+
+
+def score_at_most(experiment: LanguageModelling, blocks: int) -> LanguageModelling:
+    """The same experiment on so many blocks, or on all that a shorter text has."""
+    return replace(experiment, blocks=min(blocks, len(open_language(experiment).scored)))
+
+
+def draw(count: int, seed: int, *, tuning: int, scored: int | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Which of the pieces of a text may choose rates, and which are scored; None: all that may not.
+
+    They are the two ends of one permutation: more of either are the same ones and others, whatever is done with those
+    at the other end. Where a text is too short to have both, and no rate is chosen, all may be scored.
+    """
+    import numpy as np
+
+    # Neighbours are alike, so both are drawn from all over the text.
+    order = np.random.default_rng(seed).permutation(count).tolist()
+    others = count - tuning if count > tuning else count
+    return tuple(order[::-1][:tuning]), tuple(order[: others if scored is None else scored])
 
 
 @dataclass(frozen=True, kw_only=True)

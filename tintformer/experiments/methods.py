@@ -11,6 +11,7 @@ from tintformer.experiments import adapters
 from tintformer.experiments.adapters import AdapterMethod
 from tintformer.experiments.ia3 import Ia3
 from tintformer.experiments.lora import Lora
+from tintformer.experiments.shared_gradients import SharedGradients, knows_no_rate
 from tintformer.rule.learning_rule import LearningRule
 
 if TYPE_CHECKING:
@@ -85,13 +86,24 @@ def find_methods(names: tuple[str, ...], table: Mapping[str, Method] = METHODS) 
 
 
 def learn_each(
-    auxiliary: Auxiliary, rule: Adaptation, engine: str, *, logits: Logits = "none", **learning: Any
+    auxiliary: Auxiliary,
+    rule: Adaptation,
+    engine: str,
+    *,
+    logits: Logits = "none",
+    gradients: SharedGradients | None = None,
+    **learning: Any,
 ) -> TintOutput:
-    """Every sequence learns from its own training part, and is predicted afterwards."""
-    if isinstance(rule, AdapterMethod):
-        from tintformer.execution.batch import Batch
+    """Every sequence learns from its own training part, and is predicted afterwards.
 
+    With `gradients`, what rates share is taken once for all of them where that can be.
+    """
+    from tintformer.execution.batch import Batch
+
+    if isinstance(rule, AdapterMethod):
         return adapters.learn_each(auxiliary, rule, Batch.of(auxiliary, **learning), logits=logits)
+    if gradients is not None and knows_no_rate(rule, engine):
+        return gradients.learn_each(auxiliary, rule, Batch.of(auxiliary, **learning), logits=logits)
     from tintformer.learning.tint import Tint
 
     return Tint(auxiliary, rule, engine=engine)(**learning, logits=logits)

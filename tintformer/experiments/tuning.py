@@ -9,9 +9,10 @@ import math
 from typing import Any
 
 from tintformer.experiments.experiment import Experiment
+from tintformer.experiments.record_store import UnitResult
 from tintformer.experiments.runner import Runner
 from tintformer.experiments.workload import Part, Workload
-from tintformer.learning.rate_search import RatePoint, rate_curve
+from tintformer.learning.rate_search import RatePoint, checked_grid, rate_curve
 
 USUAL = 10
 """Rates that a search of its own tries, about."""
@@ -52,18 +53,40 @@ def _curve(experiment: Experiment, setting: Any, name: str, runner: Runner, work
         return [RatePoint(rate=experiment.rates[0], loss=math.nan)]
     part = Part(experiment=experiment, setting=setting, method=name, chooses=True)
 
+    known = _tried_together(experiment, part, runner, workload)
+
     def attempt(rate: float) -> RatePoint:
         # Rate 0 learns nothing whatever the method: all of them share the units of the model as it is.
         method = name if rate else "auxiliary"
-        units = experiment.units(setting, method, rate, experiment.chosen_on)
-        workload.begin(part, len(units), method=method)
-        return RatePoint(rate=rate, loss=experiment.tuning_loss(setting, runner.complete(experiment, units)))
+        if (results := known.get(rate)) is None:
+            units = experiment.units(setting, method, rate, experiment.chosen_on)
+            workload.begin(part, len(units), method=method)
+            results = runner.complete(experiment, units)
+        return RatePoint(rate=rate, loss=experiment.tuning_loss(setting, results))
 
     rule = experiment.rule(name, 0.0)
     assert rule is not None, f"{name} learns nothing"
     curve = rate_curve(attempt, rule.reduction, experiment.num_targets(setting), grid=experiment.rates)
     workload.settle(part)
     return curve
+
+
+def _tried_together(
+    experiment: Experiment, part: Part, runner: Runner, workload: Workload
+) -> dict[float, list[UnitResult]]:
+    """The results of all rates of a given grid, unit by unit and not rate by rate, where a method's rates share work.
+
+    A search in turn would leave out the rates behind the first that clearly harms; shared, they cost less than that
+    saves. What is chosen from is the same.
+    """
+    if experiment.rates is None or not experiment.shares_gradients(part.method):
+        return {}
+    rates = checked_grid(experiment.rates)
+    by_rate = [experiment.units(part.setting, part.method, rate, experiment.chosen_on) for rate in rates]
+    units = [unit for of_all_rates in zip(*by_rate, strict=True) for unit in of_all_rates]
+    workload.begin(part, len(units))
+    results = runner.complete(experiment, units)
+    return {rate: results[at :: len(rates)] for at, rate in enumerate(rates)}
 
 
 def expect_units(experiment: Experiment, workload: Workload) -> None:

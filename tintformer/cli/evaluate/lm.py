@@ -12,6 +12,13 @@ from tintformer.cli.evaluate.eval_run import carry_out, check_audit, started, th
 from tintformer.cli.options import Device, Dtype, Json, Model
 from tintformer.cli.rule_setup import check_place
 
+METHODS, SHARES, TUNING = "auxiliary,fine-tuning,linears,moved,moved-same-rate,tint,tint-paper", "0.3,0.5,0.7,0.9", 8
+QUICK_METHODS, QUICK_SHARES, QUICK_TUNING, QUICK_BLOCKS = "auxiliary,fine-tuning,moved,tint", "0.5", 4, 16
+
+
+def _less(text: str, usual: object, quick: object) -> str:
+    return f"{text} Default: {usual}; with --quick {quick}."
+
 
 def language(
     model: Model,
@@ -22,13 +29,29 @@ def language(
         Path | None, typer.Option(help="File or directory to read instead of the described location.")
     ] = None,
     output: options.Output = options.OUTPUT,
-    methods: options.Methods = "auxiliary,fine-tuning,linears,moved,moved-same-rate,tint,tint-paper",
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="A first table in about a minute with a small model; its records serve the whole run."
+        ),
+    ] = False,
+    methods: Annotated[
+        str | None,
+        typer.Option(help=_less("Methods to compare; `tint eval list` has all.", METHODS, QUICK_METHODS)),
+    ] = None,
     compare: options.Compare = None,
     protocol: options.Protocol = "tuned",
-    shares: Annotated[str, typer.Option(help="Shares of a block that are trained on.")] = "0.3,0.5,0.7,0.9",
+    shares: Annotated[
+        str | None, typer.Option(help=_less("Shares of a block that are trained on.", SHARES, QUICK_SHARES))
+    ] = None,
     length: options.LengthOption = 1024,
-    blocks: options.Blocks = None,
-    tuning: options.TuningBlocks = 8,
+    blocks: Annotated[
+        int | None, typer.Option(help=_less("Blocks to score.", "all but the tuning blocks", f"up to {QUICK_BLOCKS}"))
+    ] = None,
+    tuning: Annotated[
+        int | None,
+        typer.Option(help=_less("Blocks to choose the rates on; they are not scored.", TUNING, QUICK_TUNING)),
+    ] = None,
     learning_rate: options.Rate = "auto",
     layers: Annotated[
         int | None, typer.Option(help="How many of the top blocks of the model learn; default: all.")
@@ -48,7 +71,7 @@ def language(
 
     What is done is kept as records in the output directory. The same command again goes on where it was stopped.
     """
-    from tintformer.experiments.language_modelling import LanguageModelling
+    from tintformer.experiments.language_modelling import LanguageModelling, score_at_most
     from tintformer.experiments.recipes import by_protocol, compared
     from tintformer.experiments.runs import Run
 
@@ -58,11 +81,11 @@ def language(
             model=model,
             data=texts,
             location=data,
-            methods=options.names(methods),
-            shares=options.numbers("--shares", shares),
+            methods=options.names(methods if methods is not None else QUICK_METHODS if quick else METHODS),
+            shares=options.numbers("--shares", shares if shares is not None else QUICK_SHARES if quick else SHARES),
             length=length,
             blocks=blocks,
-            tuning=tuning,
+            tuning=tuning if tuning is not None else QUICK_TUNING if quick else TUNING,
             rates=options.rates(learning_rate),
             layers=layers,
             steps=steps,
@@ -73,8 +96,10 @@ def language(
             threads=threads_of(jobs),
         )
         experiment = by_protocol(experiment, protocol)
+        if quick and blocks is None:
+            experiment = score_at_most(experiment, QUICK_BLOCKS)
         experiments = (experiment, *compared(experiment, options.names(compare)))
-        usual = f"lm-{Path(model).name}-{Path(texts).stem}"
+        usual = f"lm-{Path(model).name}-{Path(texts).stem}{'-quick' if quick else ''}"
         run = Run(name=options.named(name, usual), kind="lm", experiments=experiments)
         passed = carry_out(run, output, jobs=jobs, json=json, track=track, audit=audit)
     check_audit(passed)

@@ -143,6 +143,19 @@ class Updates:
         result.vectors = {weight: update * factor for weight, update in self.vectors.items()}
         return result
 
+    def summed(self) -> Updates:
+        """The same updates, each that is not left as factors summed up once, to be scaled again and again."""
+        result = Updates()
+        result.matrices = {weight: update.summed() for weight, update in self.matrices.items()}
+        result.vectors = dict(self.vectors)
+        return result
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all updates."""
+        matrices = [tensor for update in self.matrices.values() for tensor in update.tensors()]
+        return sum(tensor.nbytes for tensor in (*matrices, *self.vectors.values()))
+
     def settled(self) -> Updates:
         """The same updates, in the form that serves many short passes best."""
         result = Updates()
@@ -243,6 +256,17 @@ class MatrixUpdate:
             dense=None if self.dense is None else self.dense * factor,
             own_bias=self.own_bias,
         )
+
+    def summed(self) -> MatrixUpdate:
+        """Summed up, unless it stays as factors."""
+        return (
+            self if self.dual else MatrixUpdate(dual=False, keep=self.keep, dense=self.full(), own_bias=self.own_bias)
+        )
+
+    def tensors(self) -> list[Tensor]:
+        """All that it holds of what was learnt."""
+        factors = [each for part in self.factors for each in (part.x, part.g)]
+        return factors if self.dense is None else [*factors, self.dense]
 
     def settled(self, weight: Float[Tensor, "O I"]) -> MatrixUpdate:
         """Ready for many short passes, which are bound by what they read: factors where they are smaller than the
