@@ -1,7 +1,8 @@
 """The best of several settings: of one method on one task, which layers, steps, mode and loss it is reported with.
 
 The authors choose rates for each seed on the tests, and entries of their main table are above all 12 settings of their
-table of settings, so settings seem to be chosen so as well: for each task and seed, whatever is best on the tests.
+table of settings (Subj without calibration), so that settings seem to be chosen alike: for each task and seed, whatever
+is best on the tests.
 The honest row beside it chooses both on examples that are neither trained on nor tested.
 """
 
