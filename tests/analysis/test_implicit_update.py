@@ -31,7 +31,7 @@ def reading(auxiliary: tint.Auxiliary, point: str, *, with_context: bool) -> tor
     tuned, seen = tint.Tuned.untrained(auxiliary), torch.ones_like(IDS)
     seen[:, CONTEXT] = int(with_context)
     with tuned.watch(point) as found:
-        tuned.score(IDS, attention_mask=seen, **kept_positions(tuned.auxiliary, POSITIONS))
+        tuned.score(IDS, attention_mask=seen, position_ids=kept_positions(tuned.auxiliary, POSITIONS))
     return found["after", point][:, -1]
 
 
@@ -48,7 +48,7 @@ def answer_without_context(model: Any, layer: FeedForward, found: ImplicitUpdate
         tuned.hook(f"{layer.last.name}.output", lambda value, point: value + bias),
         tuned.watch(layer.output_point) as outputs,
     ):
-        tuned.score(IDS, attention_mask=seen, **kept_positions(tuned.auxiliary, POSITIONS))
+        tuned.score(IDS, attention_mask=seen, position_ids=kept_positions(tuned.auxiliary, POSITIONS))
     return outputs["after", layer.output_point][row, -1]
 
 

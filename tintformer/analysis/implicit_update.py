@@ -23,7 +23,6 @@ from tintformer.auxiliary.description import Auxiliary, forks
 from tintformer.auxiliary.ops import Add, Attend, Fork, Linear, Step
 from tintformer.errors import InputError
 from tintformer.execution.arrays import Array, as_tensor
-from tintformer.execution.batch import Masks
 from tintformer.learning.tuned import Tuned
 from tintformer.storage.loading import load
 
@@ -158,16 +157,16 @@ class ImplicitUpdate:
         return torch.as_tensor(products / (own * others).sqrt())
 
 
-def kept_positions(auxiliary: Auxiliary, positions: Tensor) -> Masks:
-    """The keyword that lets tokens keep their positions where others are left out; ALiBi knows distances alone."""
-    return {"position_ids": positions} if auxiliary.takes_position_ids() else {}
+def kept_positions(auxiliary: Auxiliary, positions: Tensor) -> Tensor | None:
+    """The `position_ids` by which tokens stay in place where others are left out; ALiBi knows distances alone."""
+    return positions if auxiliary.takes_position_ids() else None
 
 
 @torch.no_grad()
 def implicit_updates(model: Any, input_ids: Array, *, context: slice) -> tuple[ImplicitUpdate, ...]:
     """The implicit update of every block, at the last token of sequences that hold a context.
 
-    Without the context means that nobody sees its tokens; the others keep the positions that they have with it (ALiBi has none).
+    Without the context means that nobody sees its tokens; the others keep their positions.
 
     Args:
         model: What `load` takes.
@@ -184,12 +183,16 @@ def implicit_updates(model: Any, input_ids: Array, *, context: slice) -> tuple[I
     layers, tuned = feed_forwards(auxiliary), Tuned.untrained(auxiliary)
     points = [point for layer in layers for point in (layer.input_point, layer.skip_point) if point is not None]
     with tuned.watch(*points) as with_context:
-        tuned.score(ids, **positions)
+        tuned.score(ids, position_ids=positions)
     with tuned.watch(*points) as without:
-        tuned.score(ids, **positions, attention_mask=seen)
+        tuned.score(ids, position_ids=positions, attention_mask=seen)
 
     def last(found: Any, point: str) -> Tensor:
         return found["after", point][:, -1]
+
+    def skip_change(layer: FeedForward) -> Tensor | None:
+        point = layer.skip_point
+        return None if point is None else last(with_context, point) - last(without, point)
 
     return tuple(
         ImplicitUpdate.of(
