@@ -17,6 +17,7 @@ from .errors import (
     UnsupportedModelError,
 )
 from .execution.output import TintOutput
+from .experiments.compare import CompareResult, compare
 from .experiments.sweep import SweepResult, sweep
 from .integrations.transformers.cache import TintCache
 from .integrations.transformers.config import TintConfig
@@ -37,6 +38,7 @@ from .version import __version__
 __all__ = [
     "Auxiliary",
     "Certificate",
+    "CompareResult",
     "DivergenceError",
     "GradientStatistics",
     "InputError",
@@ -64,6 +66,7 @@ __all__ = [
     "build",
     "choose_rate",
     "collect_statistics",
+    "compare",
     "compile",
     "count_network",
     "count_parameters",

@@ -27,6 +27,7 @@ ONE = ["--methods", "auxiliary"]
 FEW_BLOCKS = ["--length", "32", "--blocks", "2", "--tuning", "1", *RATE, *ONE]
 FEW_DOCUMENTS = ["--length", "32", "--scored", "2", "--tuning", "1", *RATE, *ONE]
 FEW_TESTS = ["--tests", "2", "--tuning", "2", "--seeds", "0", *RATE, *ONE]
+FEW_INPUTS = ["--tests", "2", "--tuning", "2", "--seeds", "0", "--shots", "2", "--orders", "2", *RATE]
 BASES: dict[str, list[str] | None] = {
     "demo": None,  # takes an output alone, which test_bad_input_commands.py attacks
     "run": ["MODEL", TEXT, *RATE],
@@ -42,6 +43,7 @@ BASES: dict[str, list[str] | None] = {
     "inspect": ["MODEL", TEXT, *RATE],
     "verify": ["MODEL", TEXT, "--tokens", "8", "--no-theorems", "--preset", "default", *RATE],
     "audit": ["MODEL", "--file", "TEXTS", "--tokens", "8", "--places", "1", "-o", "OUT", *RATE],
+    "compare": ["MODEL", "TASK", "-o", "OUT", *FEW_INPUTS],
     "rates": ["MODEL", "TEXTS", "-o", "OUT"],
     "models": [],
     "fetch": [],

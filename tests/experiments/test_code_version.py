@@ -21,6 +21,7 @@ UNITS = (
     "experiments.in_context_learning",
     "experiments.text_sweep",
     "experiments.document_streams",
+    "experiments.comparison",
 )
 """Whose `run` runs a unit."""
 

@@ -199,9 +199,7 @@ def implicit_updates(model: Any, input_ids: Array, *, context: slice) -> tuple[I
             layer,
             last(without, layer.input_point),
             last(with_context, layer.input_point),
-            None
-            if layer.skip_point is None
-            else last(with_context, layer.skip_point) - last(without, layer.skip_point),
+            skip_change(layer),
         )
         for layer in layers
     )

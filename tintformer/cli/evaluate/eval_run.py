@@ -147,6 +147,8 @@ def show(
         print_json({**record, "audit": audited} if audited else record)
         return
     print_table(tables[0].rows, title=tables[0].title)
+    for line in run.findings(results):
+        say(line)
     if audited:
         _say_audit(audited)
     say(f"wrote {', '.join(path.name for path in paths)} into {output}")
