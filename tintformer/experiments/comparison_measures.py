@@ -120,7 +120,10 @@ class Sample:
 
     def _odds(self, scores: Any) -> Any:
         """Log-odds of every label word but the first against the first."""
-        return scores[..., 1:] - scores[..., :1]
+        import numpy as np
+
+        with np.errstate(invalid="ignore"):  # NaN where a model diverged
+            return scores[..., 1:] - scores[..., :1]
 
     def _change(self, scores: Any) -> Any:
         return self._odds(scores) - self._odds(self.zero)

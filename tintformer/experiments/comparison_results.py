@@ -147,8 +147,8 @@ def findings(done: ComparisonResults) -> list[str]:
         beside = "; ".join(f"{case} {other:.1%}" for case, other in controls.items())
         lines.append(
             f"{where}: of the change that reading makes to the stream, {share:.1%} lies along the change that learning "
-            f"makes{f' ({beside})' if beside else ''}; learning removes {removed:.0%} of the divergence between reading "
-            "and zero-shot answers"
+            f"makes{f' ({beside})' if beside else ''}; learning removes {removed:.0%} of the divergence of zero-shot "
+            "answers from those after reading"
         )
         if (untrained := cases.get("untrained model")) is not None:
             lines.append(f"{where}: {_of_untrained(model, untrained)}")
