@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
+from itertools import product
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tintformer.errors import InputError, brief
 from tintformer.experiments.arrangements import LEAST, Labels
@@ -17,11 +19,11 @@ from tintformer.experiments.code_version import code_version
 from tintformer.experiments.comparison_measures import gather_samples
 from tintformer.experiments.comparison_units import ComparisonUnit, UnitRun, Weights
 from tintformer.experiments.experiment import ChosenOn, Experiment, require_within
-from tintformer.experiments.in_context_learning import AT_ONCE, InContextLearning, OpenTask, open_task
+from tintformer.experiments.in_context_learning import AT_ONCE, InContextLearning, OpenTask, PromptUnit, open_task
 from tintformer.experiments.label_scoring import Answers
 from tintformer.experiments.methods import METHODS
 from tintformer.experiments.open_models import untrained_identity
-from tintformer.experiments.packing import TrainedTokens
+from tintformer.experiments.packing import TrainedTokens, multi
 from tintformer.experiments.record_store import UnitResult
 
 if TYPE_CHECKING:
@@ -130,6 +132,7 @@ class Comparison(Experiment):
     def units(self, setting: tuple[Weights, int], method: str, rate: float, part: ChosenOn) -> list[ComparisonUnit]:
         """A few inputs each; rates are chosen with the true labels, and shuffled ones are learnt at the same rate."""
         weights, shots = setting
+        _check_room(self)
         count = self.opened().count(part)
         return [
             ComparisonUnit(
@@ -216,6 +219,18 @@ class Comparison(Experiment):
     def combined(self, summaries: Sequence[Sequence[list[ComparedCase]]]) -> list[ComparedCase]:
         """In the order of settings, methods and kinds of labels."""
         return [result for each in summaries for results in each for result in results]
+
+
+@lru_cache(maxsize=8)
+def _check_room(experiment: Comparison) -> None:
+    """Refuse a context that is too short for the texts, before anything is computed."""
+    opened, parts = experiment.opened(), get_args(ChosenOn)
+    for seed, part in product(experiment.seeds, parts):
+        unit = PromptUnit(method="", rate=0.0, seed=seed, part=part, start=0, stop=opened.count(part))
+        shown = opened.demonstrations(seed)[:LEAST]
+        prompts = (multi(opened.encoder, shown, example.text) for example in opened.examples(unit))
+        if not any(each.num_demonstrations == LEAST for each in prompts):
+            raise _no_room(experiment)
 
 
 def _no_room(experiment: Comparison) -> InputError:
