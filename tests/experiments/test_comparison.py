@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -240,9 +241,9 @@ def test_what_is_done_is_not_done_again(done: tuple[Path, dict], task: Path) -> 
         ({"tuning": 0}, "tuning=0"),
     ],
 )
-def test_comparisons_that_cannot_be_made(wrong: dict, message: str) -> None:
+def test_comparisons_that_cannot_be_made(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(tint.InputError, match=message):
-        Comparison(**{"model": "nano-llama", "task": "sst2"} | wrong)
+        Comparison(model="nano-llama", task="sst2", **wrong)
 
 
 def test_texts_that_leave_no_room(task: Path, tmp_path: Path) -> None:

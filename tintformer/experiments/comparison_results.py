@@ -32,10 +32,18 @@ def comparison_tables(done: ComparisonResults) -> list[ResultTable]:
     """All measures beside the controls with the most demonstrations, then with every number of them, then by block."""
     what, note = "Reading against learning", _note(done)
     return [
-        of_models(what, "with the most demonstrations", note, list(_rows(done, most=True))),
+        _narrow(of_models(what, "with the most demonstrations", note, list(_rows(done, most=True)))),
         of_models(what, "by demonstrations", note, list(_rows(done, most=False))),
         of_models(what, "by block", _block_note(), list(_block_rows(done))),
     ]
+
+
+def _narrow(table: ResultTable) -> ResultTable:
+    """The same with what is equal in all rows in the title: terminals are not wide."""
+    equal = [name for name in ("task", "shots", "n") if len({row[name] for row in table.rows}) == 1]
+    title = ", ".join([table.title, *(f"{name} {table.rows[0][name]}" for name in equal)])
+    rows = tuple({name: cell for name, cell in row.items() if name not in equal} for row in table.rows)
+    return ResultTable(title=title, note=table.note, rows=rows)
 
 
 def _note(done: ComparisonResults) -> str:
@@ -100,6 +108,9 @@ def _rows(done: ComparisonResults, *, most: bool) -> Iterator[dict[str, str]]:
 def _shown(name: str, estimate: Estimate) -> str:
     if not math.isfinite(estimate.value):
         return "none"
+    # Where reading changes next to nothing, a share of that is a huge number which says no more than its sign.
+    if name == "kl_removed" and estimate.value < -10:
+        return "below -10"
     return f"{estimate:.0%}" if name.startswith(("accuracy", "agreement", "flips")) else f"{estimate:.3f}"
 
 
@@ -142,13 +153,13 @@ def findings(done: ComparisonResults) -> list[str]:
     lines: list[str] = []
     for experiment, method, shots, cases in _with_most(done):
         model, where = cases["the model"], f"{task_name(experiment)}, {shots} demonstrations, {METHODS[method].title}"
-        share, removed = model.measures["block_share"], model.measures["kl_removed"]
+        share, *distances = (model.measures[name] for name in ("block_share", "kl_learnt", "kl_zero"))
         controls = {case: result.measures["block_share"] for case, result in cases.items() if result is not model}
         beside = "; ".join(f"{case} {other:.1%}" for case, other in controls.items())
         lines.append(
             f"{where}: of the change that reading makes to the stream, {share:.1%} lies along the change that learning "
-            f"makes{f' ({beside})' if beside else ''}; learning removes {removed:.0%} of the divergence of zero-shot "
-            "answers from those after reading"
+            f"makes{f' ({beside})' if beside else ''}; from the answers after reading, those after learning are "
+            f"{distances[0]:.3f} nats away, and zero-shot ones {distances[1]:.3f}"
         )
         if (untrained := cases.get("untrained model")) is not None:
             lines.append(f"{where}: {_of_untrained(model, untrained)}")
@@ -161,8 +172,8 @@ def _of_untrained(model: ComparedCase, untrained: ComparedCase) -> str:
     for name, title in SIMILARITIES.items():
         verdict = compare_estimates(untrained.measures[name], model.measures[name])
         verdicts.setdefault(verdict, []).append(title)
-    said = (f"{verdict} on: {', '.join(titles)}" for verdict, titles in verdicts.items())
-    return f"the cosines of an untrained model beside the model's are {'; '.join(said)}"
+    said = (f"{verdict}: {'; '.join(titles)}" for verdict, titles in verdicts.items())
+    return f"cosines of an untrained model against the model's. {'. '.join(said)}"
 
 
 def comparison_figures(done: ComparisonResults) -> dict[str, bytes]:
@@ -189,6 +200,7 @@ def _block_figure(done: ComparisonResults) -> bytes:
             for case, result in cases.items():
                 _band(panel, range(1, 1 + len(result.blocks[name])), result.blocks[name], case)
             panel.axhline(0, color="0.5", lw=0.8, ls="--")
+            panel.xaxis.get_major_locator().set_params(integer=True)
             panel.set(xlabel="block", ylabel=f"cosine of {SIMILARITIES[name]}")
             panel.set_title(to_label(f"{_title(experiment)}, {shots} shots, {METHODS[method].title}"), fontsize=8)
             panel.legend(fontsize=6)
