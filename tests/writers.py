@@ -209,6 +209,7 @@ LM = ("--length", "16", "--blocks", "2", "--tuning", "1")
 STREAM = ("--documents", "blocks", "--length", "32", "--chunk", "8", "--scored", "2", "--tuning", "1")
 ICL = ("--tests", "4", "--tuning", "2", "--seeds", "0")
 FUNCTIONS = ("--methods", "auxiliary,one-step", "--functions", "2", "--examples", "2", "--inputs", "2")
+COMPARE = (*ICL, "--orders", "2", "--shots", "2", "--controls", "shuffled")
 FEW_PLACES = ("--tokens", "8", "--places", "1")
 MR = ("--model", "nano-llama", "--data", TASKS, "--tasks", "mr", *ICL)
 HARNESS = ("--model", "tint", "--model_args", f"pretrained={MODEL},learning_rate=RATE", "--tasks", "tint_sst2")
@@ -234,6 +235,11 @@ WRITERS = (
     Writer("sweep", command("sweep", *SHORT, *RATE, *IT, "-o", "OUT"), group=of_evaluation),
     Writer("bench", command("bench", *QUICK, "-o", "OUT"), repeatable=False),
     Writer("audit", command("audit", *SHORT, *RATE, *FEW_PLACES, "-o", "OUT/certificate.json"), atomic=True),
+    Writer(
+        "compare",
+        command("compare", MODEL, "sst2", "--data", TASKS / "sst2", *COMPARE, *RATE, *IT, "-o", "OUT"),
+        group=of_evaluation,
+    ),
     Writer("eval lm", evaluation("lm", MODEL, TEXT_FILE, *LM, "--shares", "0.5", *IT), group=of_evaluation),
     Writer("eval icl", evaluation("icl", MODEL, "sst2", "--data", TASKS / "sst2", *ICL, *IT), group=of_evaluation),
     Writer("eval stream", evaluation("stream", MODEL, TEXT_FILE, *STREAM, *IT), group=of_evaluation),

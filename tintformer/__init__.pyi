@@ -19,6 +19,7 @@ from .errors import (
 )
 from .execution.examples import Examples
 from .execution.output import TintOutput
+from .experiments.compare import CompareResult, compare
 from .experiments.sweep import SweepResult, sweep
 from .integrations.transformers.cache import TintCache
 from .integrations.transformers.config import TintConfig
@@ -39,6 +40,7 @@ from .version import __version__
 __all__ = [
     "Auxiliary",
     "Certificate",
+    "CompareResult",
     "DivergenceError",
     "Examples",
     "GradientStatistics",
@@ -67,6 +69,7 @@ __all__ = [
     "build",
     "choose_rate",
     "collect_statistics",
+    "compare",
     "compile",
     "count_network",
     "count_parameters",

@@ -7,6 +7,7 @@ in `BASES` that works.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -28,6 +29,7 @@ FEW_BLOCKS = ["--length", "32", "--blocks", "2", "--tuning", "1", *RATE, *ONE]
 FEW_DOCUMENTS = ["--length", "32", "--scored", "2", "--tuning", "1", *RATE, *ONE]
 FEW_FUNCTIONS = ["--functions", "2", "--tuning", "1", "--examples", "2", "--inputs", "2", "--steps", "2", *RATE, *ONE]
 FEW_TESTS = ["--tests", "2", "--tuning", "2", "--seeds", "0", *RATE, *ONE]
+FEW_INPUTS = ["--tests", "2", "--tuning", "2", "--seeds", "0", "--shots", "2", "--orders", "2", *RATE]
 BASES: dict[str, list[str] | None] = {
     "demo": None,  # takes an output alone, which test_bad_input_commands.py attacks
     "run": ["MODEL", TEXT, *RATE],
@@ -43,6 +45,7 @@ BASES: dict[str, list[str] | None] = {
     "inspect": ["MODEL", TEXT, *RATE],
     "verify": ["MODEL", TEXT, "--tokens", "8", "--no-theorems", "--preset", "default", *RATE],
     "audit": ["MODEL", "--file", "TEXTS", "--tokens", "8", "--places", "1", "-o", "OUT", *RATE],
+    "compare": ["MODEL", "SHORT", "-o", "OUT", *FEW_INPUTS],
     "rates": ["MODEL", "TEXTS", "-o", "OUT"],
     "models": [],
     "fetch": [],
@@ -94,11 +97,23 @@ def test_every_command_is_attacked() -> None:
     assert dict(options("run"))["--steps"] is int and dict(options("eval lm"))["--learning-rate"] is str
 
 
+def save_short_task(directory: Path) -> None:
+    """Of texts so short that two of them fit before a third, into the context of a tiny model."""
+    directory.mkdir()
+    for part in ("train", "test"):
+        rows = ({"text": f"{part} {number}", "label": number % 2} for number in range(12))
+        (directory / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (directory / "short.yaml").write_text(
+        'kind: classification\ntitle: Short\npath: .\nlabels: [even, odd]\nprompt: "{text} is"\nwords: [red, blue]\n'
+    )
+
+
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     here = tmp_path_factory.mktemp("here")
     save_model(here / "MODEL")
     save_task(here / "task")
+    save_short_task(here / "short")
     (here / "TEXTS").write_text(TEXT * 20, encoding="utf-8")
     return here
 
@@ -116,7 +131,7 @@ class Attack:
         return {path for path in self.here.rglob("*") if "OUT" not in path.parts}
 
     def __call__(self, *words: str) -> tuple[Any, str, str]:
-        places = {"TASK": "task/praise.yaml", "HERE": "."}
+        places = {"TASK": "task/praise.yaml", "SHORT": "short/short.yaml", "HERE": "."}
         self.monkeypatch.setattr(sys, "argv", ["tint", *(places.get(word, word) for word in words)])
         self.capfd.readouterr()
         with pytest.raises(SystemExit) as ended:

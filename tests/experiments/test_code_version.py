@@ -22,6 +22,7 @@ UNITS = (
     "experiments.text_sweep",
     "experiments.document_streams",
     "experiments.in_context_regression",
+    "experiments.comparison",
 )
 """Whose `run` runs a unit."""
 

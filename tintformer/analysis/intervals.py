@@ -55,3 +55,48 @@ def bootstrap(
     tail = 100 * (1 - level) / 2
     low, high = np.percentile(statistic(*(values @ drawn.T / count)), [tail, 100 - tail])
     return Estimate(value=float(statistic(*(fmean(row) for row in samples))), low=float(low), high=float(high))
+
+
+def two_way_bootstrap(
+    samples: Sequence[Any],
+    statistic: Callable[..., Any] | None = None,
+    *,
+    level: float = LEVEL,
+    resamples: int = 2_000,
+    seed: int = 0,
+) -> Estimate:
+    """A percentile interval of a statistic of means that is averaged over seeds: seeds and units are both drawn anew.
+
+    Every sample is `[seeds, units]`; entry (s, i) of each belongs to the same seed and unit. Where one of them is not
+    finite, the entry is left out of all. `statistic` takes one mean a sample; by default it is the mean itself.
+    """
+    import numpy as np
+
+    values = np.stack([np.asarray(sample, dtype=np.float64) for sample in samples])
+    if values.ndim != 3 or 0 in values.shape:
+        raise ValueError(f"samples by seed and unit are needed; the shape is {values.shape}")
+    statistic = statistic or (lambda mean: mean)
+    known = np.isfinite(values).all(0)
+    values = np.where(known, values, 0.0)
+    num_seeds, count = values.shape[1:]
+    generator = np.random.default_rng(seed)
+    units = generator.multinomial(count, np.full(count, 1 / count), size=resamples).T
+    seeds = generator.multinomial(num_seeds, np.full(num_seeds, 1 / num_seeds), size=resamples).T
+
+    def averaged(unit_weights: Any, seed_weights: Any) -> Any:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            by_seed = statistic(*(values @ unit_weights / (known @ unit_weights)))
+        # A seed of which nothing was drawn that is known has no say.
+        sound = np.isfinite(by_seed)
+        weights = np.where(sound, seed_weights, 0)
+        with np.errstate(invalid="ignore"):
+            return (np.where(sound, by_seed, 0.0) * weights).sum(0) / weights.sum(0)
+
+    whole = float(averaged(np.ones((count, 1)), np.ones((num_seeds, 1)))[0])
+    drawn = averaged(units, seeds)
+    drawn = drawn[np.isfinite(drawn)]
+    if not len(drawn):
+        return Estimate(value=whole, low=float("nan"), high=float("nan"))
+    tail = 100 * (1 - level) / 2
+    low, high = np.percentile(drawn, [tail, 100 - tail])
+    return Estimate(value=whole, low=float(low), high=float(high))

@@ -11,6 +11,7 @@ from tintformer.cli import (
     audit,
     bench,
     build,
+    compare,
     demo,
     evaluate,
     export,
@@ -52,6 +53,7 @@ app.command("plan")(plan.plan)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
 app.command("audit")(audit.audit)
+app.command("compare")(compare.compare)
 app.command("rates")(rates.rates)
 app.command("models")(models.models)
 app.command("fetch")(fetch.fetch)

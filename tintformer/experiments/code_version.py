@@ -51,6 +51,11 @@ COMPUTES = (
     "experiments.text_sweep",
     "experiments.in_context_learning",
     "experiments.in_context_regression",
+    "experiments.arrangements",
+    "experiments.query_traces",
+    "experiments.comparison_units",
+    "experiments.comparison",
+    "analysis.implicit_update",
 )
 """Modules and folders, below `tintformer`, whose code decides the result of a unit."""
 DECIDES_NOTHING = {
@@ -78,6 +83,8 @@ DECIDES_NOTHING = {
     "experiments.label_files": "reads rows; texts are in a record's identity",
     "experiments.open_models": "hashes a model into the identity itself",
     "experiments.record_store": "keeps results; how an identity is written is its key",
+    "experiments.comparison_measures": "measures what records hold, after they were made",
+    "analysis.intervals": "says how sure a measure is",
     "experiments.code_version": "is this hash",
 }
 """What they import that no number depends on, each with the reason. The closest of all entries holds for a module."""

@@ -97,3 +97,36 @@ def model_identity(model: Any, tokenizer: Any) -> dict[str, str]:
         "config": config_hash(model),
         "tokenizer": tokenizer_hash(tokenizer),
     }
+
+
+@lru_cache(maxsize=1)
+def open_untrained(name: str, dtype: str, device: str | None, seed: int) -> Auxiliary:
+    """A model of the same shape whose weights are drawn as the family's own class draws them before training."""
+    import copy
+
+    import torch
+
+    from tintformer.storage.loading import load
+
+    model = open_model(name, dtype, device).auxiliary.model
+    config = copy.deepcopy(model.config)
+    if hasattr(config, "quantization_config"):  # how a file was packed; there is none
+        del config.quantization_config
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        # On the CPU and in float32: the same numbers for every device and dtype.
+        drawn = type(model)(config).eval()
+    parameter = next(model.parameters())
+    return load(drawn.to(parameter.device, parameter.dtype))
+
+
+def untrained_identity(identity: dict[str, str], seed: int) -> dict[str, str]:
+    """What decides the numbers of an untrained model: its shape, the seed, and who draws."""
+    import torch
+    import transformers
+
+    return {
+        "config": identity["config"],
+        "tokenizer": identity["tokenizer"],
+        "drawn": f"seed {seed}, torch {torch.__version__}, transformers {transformers.__version__}",
+    }

@@ -12,6 +12,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tintformer.errors import InputError, brief, cause
 from tintformer.experiments.accuracy_tables import in_context_tables
+from tintformer.experiments.comparison import Comparison
+from tintformer.experiments.comparison_results import comparison_figures, comparison_tables, findings
 from tintformer.experiments.document_streams import DocumentStreams
 from tintformer.experiments.in_context_learning import InContextLearning
 from tintformer.experiments.in_context_regression import InContextRegression
@@ -24,11 +26,12 @@ from tintformer.storage.file_names import check_file_name, same_file_name
 from tintformer.storage.foreign_files import read_foreign_json
 from tintformer.storage.whole_files import check_directory, whole_file, whole_files
 
-KINDS: dict[str, type[LanguageModelling | InContextLearning | DocumentStreams | InContextRegression]] = {
+KINDS: dict[str, type[LanguageModelling | InContextLearning | DocumentStreams | InContextRegression | Comparison]] = {
     "lm": LanguageModelling,
     "icl": InContextLearning,
     "stream": DocumentStreams,
     "regression": InContextRegression,
+    "compare": Comparison,
 }
 _FORMATS = {"csv": "csv", "tex": "latex", "md": "markdown"}
 _FIGURES = {
@@ -36,12 +39,20 @@ _FIGURES = {
     "icl": ("accuracy", "settings", "formats", "rates"),
     "stream": ("positions", "gain", "rates"),
     "regression": ("examples", "rates"),
+    "compare": ("blocks", "demonstrations", "rates"),
 }
 _DRAWN = {
     "lm": language_figures,
     "icl": in_context_figures,
     "stream": stream_figures,
     "regression": regression_figures,
+    "compare": comparison_figures,
+}
+_TABLES = {
+    "lm": language_tables,
+    "stream": stream_tables,
+    "regression": regression_tables,
+    "compare": comparison_tables,
 }
 
 
@@ -62,9 +73,11 @@ class Run:
         done: Any = list(zip(self.experiments, results, strict=True))
         if self.kind == "icl":
             return in_context_tables(done, by_length=self.by_length)
-        if self.kind == "regression":
-            return regression_tables(done)
-        return stream_tables(done) if self.kind == "stream" else language_tables(done)
+        return _TABLES[self.kind](done)
+
+    def findings(self, results: Sequence[Sequence[Any]]) -> list[str]:
+        """What a comparison has found, in sentences; other kinds let their tables speak."""
+        return findings(list(zip(self.experiments, results, strict=True))) if self.kind == "compare" else []
 
     @property
     def files(self) -> list[str]:
@@ -94,7 +107,9 @@ def load_runs(directory: Path) -> list[Run]:
     """The runs of a directory, by name."""
     paths = sorted((directory / "runs").glob("[!.]*.json"))
     if not paths:
-        raise InputError(f"{directory} holds no runs; make one with tint eval lm, icl, stream or regression")
+        raise InputError(
+            f"{directory} holds no runs; make one with tint eval lm, icl, stream or regression, or with tint compare"
+        )
     return [_load(path) for path in paths]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tintformer.cli.evaluate.tracking import check_tracker, tracking
-from tintformer.cli.rule_setup import quiet_libraries, warnings_as_lines
+from tintformer.cli.rule_setup import finite, quiet_libraries, warnings_as_lines
 from tintformer.console import doing, print_json, print_table, say
 from tintformer.errors import InputError, TintError
 
@@ -144,12 +144,25 @@ def show(
     if json:
         found = [[asdict(result) for result in each] for each in results]
         record = {"run": run.name, "results": found, "tables": [asdict(table) for table in tables]}
-        print_json({**record, "audit": audited} if audited else record)
+        record = {**record, "audit": audited} if audited else record
+        # What could not be compared has no number, and JSON no word for that but null.
+        print_json(without_nan(record) if run.kind == "compare" else record)
         return
     print_table(tables[0].rows, title=tables[0].title)
+    for line in run.findings(results):
+        say(line)
     if audited:
         _say_audit(audited)
     say(f"wrote {', '.join(path.name for path in paths)} into {output}")
+
+
+def without_nan(value: Any) -> Any:
+    """The same with null in place of all numbers that are not finite."""
+    if isinstance(value, dict):
+        return {name: without_nan(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
+    return finite(value) if isinstance(value, float) else value
 
 
 def _say_audit(audited: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tintformer.errors import InputError, cause
 
 if TYPE_CHECKING:
+    from tintformer.experiments.comparison import ComparedCase
     from tintformer.experiments.document_streams import StreamResult
     from tintformer.experiments.in_context_learning import InContextResult
     from tintformer.experiments.in_context_regression import RegressionResult
@@ -125,6 +126,18 @@ def _stream_metrics(experiment: Any, results: Sequence[StreamResult], _: bool) -
         yield {f"perplexity/{name}": perplexity(result)}
 
 
+def _comparison_metrics(experiment: Any, results: Sequence[ComparedCase], _: bool) -> Iterator[TrackedMetrics]:
+    """`MEASURE/MODEL/TASK/METHOD/CASE/SHOTS`, after the curve of its rates."""
+    from tintformer.experiments.comparison_results import task_name
+    from tintformer.experiments.open_models import short_name
+
+    where = f"{short_name(experiment.model)}/{_word(task_name(experiment))}"
+    for result in results:
+        name = f"{where}/{result.method}/{_word(result.case)}/{result.shots}"
+        yield from _curve_metrics(name, result.curve)
+        yield {f"{measure}/{name}": estimate.value for measure, estimate in result.measures.items()}
+
+
 def _in_context_metrics(
     experiment: Any, results: Sequence[InContextResult], by_length: bool
 ) -> Iterator[TrackedMetrics]:
@@ -160,6 +173,7 @@ METRICS: dict[str, Callable[[Any, Any, bool], Iterator[TrackedMetrics]]] = {
     "icl": _in_context_metrics,
     "stream": _stream_metrics,
     "regression": _regression_metrics,
+    "compare": _comparison_metrics,
 }
 """By kind of run."""
 
