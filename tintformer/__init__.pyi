@@ -17,6 +17,7 @@ from .errors import (
     UnsupportedModelError,
 )
 from .execution.output import TintOutput
+from .experiments.probe import ProbeResult, probe
 from .experiments.sweep import SweepResult, sweep
 from .integrations.transformers.cache import TintCache
 from .integrations.transformers.config import TintConfig
@@ -46,6 +47,7 @@ __all__ = [
     "Network",
     "NonFiniteError",
     "Piece",
+    "ProbeResult",
     "RuleError",
     "Simulator",
     "StreamState",
@@ -70,5 +72,6 @@ __all__ = [
     "learn",
     "load",
     "plan",
+    "probe",
     "sweep",
 ]

@@ -21,6 +21,7 @@ UNITS = (
     "experiments.in_context_learning",
     "experiments.text_sweep",
     "experiments.document_streams",
+    "experiments.context_probe",
 )
 """Whose `run` runs a unit."""
 

@@ -20,6 +20,7 @@ from tintformer.cli import (
     models,
     params,
     plan,
+    probe,
     rates,
     report,
     run,
@@ -52,6 +53,7 @@ app.command("plan")(plan.plan)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
 app.command("audit")(audit.audit)
+app.command("probe")(probe.probe)
 app.command("rates")(rates.rates)
 app.command("models")(models.models)
 app.command("fetch")(fetch.fetch)

@@ -46,6 +46,7 @@ COMPUTES = (
     "experiments.language_modelling",
     "experiments.text_sweep",
     "experiments.in_context_learning",
+    "experiments.context_probe",
 )
 """Modules and folders, below `tintformer`, whose code decides the result of a unit."""
 DECIDES_NOTHING = {
@@ -69,6 +70,7 @@ DECIDES_NOTHING = {
     "learning.update_files": "saves and loads an update that was made",
     "learning.stream_files": "saves and loads what a stream has left",
     "learning.update_view": "shows an update that was made, and what it did",
+    "experiments.probe_inputs": "reads contexts and prompts; their tokens are in a record's identity",
     "experiments.sources": "reads descriptions and rows; prompts and texts are in a record's identity",
     "experiments.open_models": "hashes a model into the identity itself",
     "experiments.record_store": "keeps results; how an identity is written is its key",
