@@ -42,6 +42,7 @@ BASES: dict[str, list[str] | None] = {
     "inspect": ["MODEL", TEXT, *RATE],
     "verify": ["MODEL", TEXT, "--tokens", "8", "--no-theorems", "--preset", "default", *RATE],
     "audit": ["MODEL", "--file", "TEXTS", "--tokens", "8", "--places", "1", "-o", "OUT", *RATE],
+    "probe": ["MODEL", "--context", "TEXTS", "--probes", "probes.jsonl", "--quick", "-o", "OUT", *RATE],
     "rates": ["MODEL", "TEXTS", "-o", "OUT"],
     "models": [],
     "fetch": [],
@@ -97,6 +98,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_model(here / "MODEL")
     save_task(here / "task")
     (here / "TEXTS").write_text(TEXT * 20, encoding="utf-8")
+    (here / "probes.jsonl").write_text('{"prompt": "The lamp is", "labels": ["red", "blue"]}\n', encoding="utf-8")
     return here
 
 

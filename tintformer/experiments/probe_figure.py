@@ -1,4 +1,4 @@
-"""The figure of a probe: shifts by learning rate beside what reading does, and the first label by demonstrations."""
+"""The figure of a probe: shifts by reading and by learning rate, and the first label by demonstrations."""
 
 from __future__ import annotations
 
@@ -39,26 +39,20 @@ def draw(result: ProbeResult) -> bytes:
 
 
 def _by_rate(axes: Any, rows: Sequence[ProbeRow], name: str) -> None:
-    """What learning does, by the rates of the first rule, layers and steps; dashed, what reading does."""
+    """What reading does, then what learning does by the rates of the first rule, layers and steps."""
     learnt = [row for row in rows if row.after == "learning"]
-    knobs = (learnt[0].rule, learnt[0].layers, learnt[0].steps)
+    knobs = next((row.rule, row.layers, row.steps) for row in learnt)
+    rates = sorted({row.learning_rate or 0.0 for row in learnt})
     for number, contexts in enumerate(dict.fromkeys(row.contexts for row in rows)):
-        colour, marker = list(COLOURS.values())[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-        shown = [
-            row
-            for row in learnt
-            if row.contexts == contexts and name in row.shifts and (row.rule, row.layers, row.steps) == knobs
-        ]
+        own = [row for row in rows if row.contexts == contexts and name in row.shifts]
+        read = [row for row in own if row.after == "reading"]
+        shown = [row for row in own if row.after == "learning" and (row.rule, row.layers, row.steps) == knobs]
         # Side by side: intervals at one place would hide each other.
-        places = [(row.learning_rate or 0.0) * 1.06**number for row in shown]
-        values = [row.shifts[name].value for row in shown]
-        ends = [[each.value - each.low for each in values], [each.high - each.value for each in values]]
-        axes.errorbar(places, [each.value for each in values], ends, color=colour, marker=marker, ms=3.5, lw=1.1,
-                      elinewidth=0.7, label=to_label(contexts))  # fmt: skip
-        for row in rows:
-            if row.contexts == contexts and row.after == "reading" and name in row.shifts:
-                axes.axhline(row.shifts[name].value.value, color=colour, lw=0.9, ls="--")
-    axes.set(xscale="log", xlabel="learning rate (dashed: reading)")
+        places = [1 + rates.index(row.learning_rate or 0.0) + 0.08 * number for row in shown]
+        _draw_line(axes, places, shown, name, number, label=to_label(contexts))
+        _draw_line(axes, [0.08 * number for _ in read], read, name, number)
+    axes.set_xticks(range(len(rates) + 1), ["reading", *(f"{rate:.2g}" for rate in rates)])
+    axes.set_xlabel("reading, and learning by rate")
 
 
 def _by_demonstrations(axes: Any, rows: Sequence[ProbeRow]) -> None:
@@ -74,12 +68,24 @@ def _by_demonstrations(axes: Any, rows: Sequence[ProbeRow]) -> None:
             and SAME in row.shifts
             and (row.rule is None or (row.rule, row.layers, row.steps) == knobs)
         ]
-        values = [row.shifts[SAME].value for row in shown]
-        ends = [[each.value - each.low for each in values], [each.high - each.value for each in values]]
         label = after if rate is None else f"{after}, {rate:.2g}"
         places = [sets.index(row.contexts) + 0.05 * number for row in shown]
-        axes.errorbar(places, [each.value for each in values], ends, ms=3.5, lw=1.1, elinewidth=0.7, label=label,
-                      color=list(COLOURS.values())[number % len(COLOURS)], marker=MARKERS[number % len(MARKERS)],
-                      ls="--" if after == "reading" else "-")  # fmt: skip
+        _draw_line(axes, places, shown, SAME, number, label=label, ls="--" if after == "reading" else "-")
     axes.set_xticks(range(len(sets)), [name.partition(" ")[0] for name in sets])
     axes.set_xlabel(to_label(f"demonstrations with the first label, {sets[0].partition(' ')[2]}"))
+
+
+def _draw_line(
+    axes: Any, places: Sequence[float], rows: Sequence[ProbeRow], name: str, number: int, **look: Any
+) -> None:
+    """Shifts with their intervals."""
+    values = [row.shifts[name].value for row in rows]
+    # Of equal values an interval may end a rounding error short of their mean.
+    below = [max(0.0, each.value - each.low) for each in values]
+    above = [max(0.0, each.high - each.value) for each in values]
+    look |= {"color": _colour(number), "marker": MARKERS[number % len(MARKERS)]}
+    axes.errorbar(places, [each.value for each in values], [below, above], ms=3.5, lw=1.1, elinewidth=0.7, **look)
+
+
+def _colour(number: int) -> str:
+    return list(COLOURS.values())[number % len(COLOURS)]

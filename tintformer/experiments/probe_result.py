@@ -29,6 +29,7 @@ TITLES = {
     OTHER: "probability of the first label by demonstrations, questions with other labels",
 }
 """What each measure is the change of; of the labels' distribution before and after, MOVED is the total variation."""
+OWN_TEXT = " Own text: what learning does to the loss of the context itself; where that is 0, no shift says nothing."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,20 +164,17 @@ class ProbeResult:
 
     def _note(self, name: str, rows: Sequence[ProbeRow]) -> str:
         """What was measured on what, in a paragraph."""
-        sizes = ", ".join(
-            f"{contexts!r} ({count})" for contexts, count in {r.contexts: r.num_contexts for r in rows}.items()
-        )
+        counts = {row.contexts: row.num_contexts for row in rows}
+        sizes = ", ".join(f"{contexts} ({count})" for contexts, count in counts.items())
         by_demonstrations = name in (SAME, OTHER)
         control = self.balanced if by_demonstrations else self.control
-        length = (
-            "of which the labels alone are learnt" if by_demonstrations else f"of {self.context_tokens} tokens each"
-        )
-        prompts = f"{self.num_texts} texts" if name == TEXT else f"{self.num_prompts(name)} questions"
+        form = "of which the labels alone are learnt" if by_demonstrations else f"of {self.context_tokens} tokens each"
+        prompts = f"{self.num_prompts(name)} {'texts' if name == TEXT else 'questions'}"
         unit = "nats per token" if name == TEXT else "percentage points"
         return (
-            f"Contexts {length}: {sizes}; {prompts}. Shifts from the model as it is, in {unit}, with 95% intervals over "
-            f"contexts and prompts; beside them the difference from {control!r} after the same, * where its interval "
-            "excludes 0."
+            f"Contexts {form}: {sizes}; {prompts}. Shifts from the model as it is, in {unit}, with 95% intervals over "
+            f"contexts and prompts; beside them the difference from {control} after the same, * where its interval "
+            f"excludes 0.{OWN_TEXT if name == TEXT else ''}"
         )
 
     def num_prompts(self, measure: str) -> int:
@@ -218,11 +216,8 @@ class ProbeResult:
 
 def _shown(row: ProbeRow, measure: str, varied: set[str]) -> dict[str, str]:
     """A row for people; knobs that are the same everywhere are left out."""
-    knobs = {
-        "rule": row.rule or "",
-        "layers": "all" if row.layers is None else str(row.layers),
-        "steps": str(row.steps),
-    }
+    layers = "all" if row.layers is None else str(row.layers)
+    knobs = {"rule": row.rule or "", "layers": layers, "steps": str(row.steps)}
     cells = {
         "contexts": row.contexts,
         "after": row.after,
@@ -230,13 +225,13 @@ def _shown(row: ProbeRow, measure: str, varied: set[str]) -> dict[str, str]:
         **{name: value if row.rule else "" for name, value in knobs.items() if name in varied},
     }
     shift = row.shifts.get(measure)
-    if shift is None:
-        return cells | {"shift": f"diverged ({row.num_diverged})", "over control": "", "own text": ""}
-    cells["shift"] = _interval(shift.value, measure)
-    over = shift.over_control
-    cells["over control"] = "" if over is None else _interval(over, measure) + (" *" if shift.differs else "")
-    # How much of the context itself the update holds: without it, no shift could mean that nothing was learnt.
-    return cells | {"own text": "" if row.context_change is None else f"{row.context_change:+.3f}"}
+    over = None if shift is None else shift.over_control
+    mark = " *" if shift is not None and shift.differs else ""
+    cells["shift"] = f"diverged ({row.num_diverged})" if shift is None else _interval(shift.value, measure)
+    cells["over control"] = "" if over is None else _interval(over, measure) + mark
+    if measure == TEXT:
+        cells["own text"] = "" if row.context_change is None else f"{row.context_change:+.2f}"
+    return cells
 
 
 def _interval(estimate: Estimate, measure: str) -> str:

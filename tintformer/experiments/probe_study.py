@@ -92,13 +92,21 @@ def ask(
     sets, prompts = context_sets(contexts), read_prompts(probes)
     return Asked(
         sets={name: each[:FEW] if quick else each for name, each in sets.items()},
-        prompts=prompts[::3] if quick else prompts,
+        prompts=_some(prompts) if quick else prompts,
         rules_at=rules_at,
         rates=None if given is None else tuple(dict.fromkeys(each.rate for _, each in rules)),
         tokens=tokens,
         quick=quick,
         demonstrations=contexts is None,
     )
+
+
+def _some(prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
+    """Every third prompt of each kind, texts and questions with the same labels."""
+    kinds: dict[tuple[str, ...], list[Prompt]] = {}
+    for prompt in prompts:
+        kinds.setdefault(prompt.labels, []).append(prompt)
+    return tuple(prompt for each in kinds.values() for prompt in each[::3])
 
 
 @dataclass(frozen=True, kw_only=True)
