@@ -83,6 +83,11 @@ def test_the_page_on_audits_runs(
     assert "moves the score of token" in capsys.readouterr().out and (tmp_path / "certificate.json").exists()
 
 
+def test_the_page_on_probes_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    run_python((ROOT / "docs" / "probe.md").read_text(encoding="utf-8"), {}, "probe.md")
+    assert "gloomy both" in capsys.readouterr().out
+
+
 def test_the_page_on_looking_inside_runs() -> None:
     namespace: dict[str, object] = {}
     run_python(INSIDE, namespace, "interpretability.md")

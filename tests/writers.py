@@ -17,6 +17,7 @@ from kills import Writer
 
 RATES = ("0.01", "0.02")
 TEXT_FILE, SHORT_FILE, MODEL, TASKS = Path("text.txt"), Path("short.txt"), Path("model"), Path("tasks")
+PROBES = Path("probes.jsonl")
 """What all read, in the current directory."""
 
 
@@ -34,6 +35,7 @@ def prepare(folder: Path) -> None:
     save_model(folder / MODEL)
     (folder / TEXT_FILE).write_text((TEXT + "\n") * 4)
     (folder / SHORT_FILE).write_text(TEXT[:100])
+    (folder / PROBES).write_text('{"prompt": "The lamp in the harbour is", "labels": ["red", "blue"]}\n')
     for task in ("sst2", "mr"):
         (folder / TASKS / task).mkdir(parents=True)
         for part in ("train", "test"):  # nothing of one is in the other, or it would not be taken
@@ -233,6 +235,11 @@ WRITERS = (
         atomic=True,
     ),
     Writer("sweep", command("sweep", *SHORT, *RATE, *IT, "-o", "OUT"), group=of_evaluation),
+    Writer(
+        "probe",
+        command("probe", MODEL, "--context", SHORT_FILE, "--probes", PROBES, "--quick", *RATE, *IT, "-o", "OUT"),
+        group=of_evaluation,
+    ),
     Writer("bench", command("bench", *QUICK, "-o", "OUT"), repeatable=False),
     Writer("audit", command("audit", *SHORT, *RATE, *FEW_PLACES, "-o", "OUT/certificate.json"), atomic=True),
     Writer(

@@ -20,6 +20,7 @@ from .errors import (
 from .execution.examples import Examples
 from .execution.output import TintOutput
 from .experiments.compare import CompareResult, compare
+from .experiments.probe import ProbeResult, probe
 from .experiments.sweep import SweepResult, sweep
 from .integrations.transformers.cache import TintCache
 from .integrations.transformers.config import TintConfig
@@ -51,6 +52,7 @@ __all__ = [
     "Network",
     "NonFiniteError",
     "Piece",
+    "ProbeResult",
     "RuleError",
     "Simulator",
     "StreamState",
@@ -77,6 +79,7 @@ __all__ = [
     "load",
     "mlp",
     "plan",
+    "probe",
     "regression",
     "sweep",
 ]

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from tintformer.analysis.intervals import bootstrap, standard_error
+from tintformer.analysis.intervals import bootstrap, crossed_bootstrap, standard_error
 
 
 def test_the_interval_of_a_mean_is_the_normal_one_for_many_values() -> None:
@@ -49,3 +49,29 @@ def test_one_value_has_no_error() -> None:
 def test_samples_that_are_no_pairs_are_refused(samples: list[list[float]]) -> None:
     with pytest.raises(ValueError, match=r"paired|inhomogeneous"):
         bootstrap(samples)
+
+
+def test_a_crossed_interval_knows_both_rows_and_columns() -> None:
+    random = np.random.default_rng(3)
+    rows, columns = random.normal(0, 2.0, size=(60, 1)), random.normal(0, 1.0, size=(1, 80))
+    table = 1.0 + rows + columns
+    error = math.sqrt(rows.var(ddof=1) / 60 + columns.var(ddof=1) / 80)
+    found = crossed_bootstrap(table.tolist())
+    assert found.value == pytest.approx(table.mean())
+    assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.1)
+    # Columns that a control shares cancel; its rows do not.
+    control = 3.0 + random.normal(0, 2.0, size=(50, 1)) + columns
+    difference = crossed_bootstrap(table.tolist(), control.tolist())
+    error = math.sqrt(rows.var(ddof=1) / 60 + control.mean(1).var(ddof=1) / 50)
+    assert difference.value == pytest.approx(table.mean() - control.mean())
+    assert difference.high - difference.low == pytest.approx(2 * 1.96 * error, rel=0.1)
+
+
+def test_a_crossed_interval_of_one_row_is_that_of_its_columns() -> None:
+    values = np.random.default_rng(4).normal(size=100).tolist()
+    one, plain = crossed_bootstrap([values]), bootstrap([values])
+    assert one.value == pytest.approx(plain.value)
+    assert (one.low, one.high) == pytest.approx((plain.low, plain.high), abs=0.02)
+    assert crossed_bootstrap([[2.0]]).low == 2.0
+    with pytest.raises(ValueError, match="rows and columns"):
+        crossed_bootstrap([[]])

@@ -46,6 +46,7 @@ BASES: dict[str, list[str] | None] = {
     "verify": ["MODEL", TEXT, "--tokens", "8", "--no-theorems", "--preset", "default", *RATE],
     "audit": ["MODEL", "--file", "TEXTS", "--tokens", "8", "--places", "1", "-o", "OUT", *RATE],
     "compare": ["MODEL", "SHORT", "-o", "OUT", *FEW_INPUTS],
+    "probe": ["MODEL", "--context", "TEXTS", "--probes", "probes.jsonl", "--quick", "-o", "OUT", *RATE],
     "rates": ["MODEL", "TEXTS", "-o", "OUT"],
     "models": [],
     "fetch": [],
@@ -115,6 +116,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_task(here / "task")
     save_short_task(here / "short")
     (here / "TEXTS").write_text(TEXT * 20, encoding="utf-8")
+    (here / "probes.jsonl").write_text('{"prompt": "The lamp is", "labels": ["red", "blue"]}\n', encoding="utf-8")
     return here
 
 

@@ -23,6 +23,7 @@ UNITS = (
     "experiments.document_streams",
     "experiments.in_context_regression",
     "experiments.comparison",
+    "experiments.context_probe",
 )
 """Whose `run` runs a unit."""
 

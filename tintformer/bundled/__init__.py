@@ -35,3 +35,8 @@ def rate_texts() -> list[str]:
 def rates_directory() -> Path:
     """Where the rates of models that are known to many are kept, measured on these texts."""
     return Path(str(files(__name__))) / "rates"
+
+
+def probe_directory() -> Path:
+    """Where the contexts, prompts and demonstrations lie that `tint probe` takes; they were written for it."""
+    return Path(str(files(__name__))) / "probe"

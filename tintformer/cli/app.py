@@ -21,6 +21,7 @@ from tintformer.cli import (
     models,
     params,
     plan,
+    probe,
     rates,
     report,
     run,
@@ -54,6 +55,7 @@ app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
 app.command("audit")(audit.audit)
 app.command("compare")(compare.compare)
+app.command("probe")(probe.probe)
 app.command("rates")(rates.rates)
 app.command("models")(models.models)
 app.command("fetch")(fetch.fetch)

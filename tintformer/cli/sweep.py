@@ -66,7 +66,9 @@ def sweep(
 
     rates = None if learning_rate is None else _rates(learning_rate)
     optimizers = None if optimizer is None else options.names(optimizer)
-    rules = make_rules(rates, options.names(rule), _layers(layers), _whole("--steps", steps), {}, optimizers)
+    rules = make_rules(
+        rates, options.names(rule), layer_counts(layers), whole_numbers("--steps", steps), {}, optimizers
+    )
     split, content = Split(train_fraction=train_fraction, train_tokens=train_tokens), read_text(text, file)
     named = options.named(name, f"sweep-{Path(model).name}-{'text' if file is None else file.stem}")
     with started() as processes:
@@ -93,11 +95,12 @@ def _rates(text: str) -> list[float]:
     return [check_rate(rate) for rate in options.numbers("--learning-rate", text)]
 
 
-def _layers(text: str) -> list[int | None]:
-    return [None if part == ALL else _whole("--layers", part)[0] for part in options.names(text)]
+def layer_counts(text: str) -> list[int | None]:
+    """How many of the top blocks learn, with commas between them; None is all of them."""
+    return [None if part == ALL else whole_numbers("--layers", part)[0] for part in options.names(text)]
 
 
-def _whole(option: str, text: str) -> list[int]:
+def whole_numbers(option: str, text: str) -> list[int]:
     """Whole numbers with commas between them."""
     parts = options.names(text)
     if not parts or not all(part.isdecimal() and len(part) < 10 for part in parts):

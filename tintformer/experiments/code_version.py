@@ -56,6 +56,7 @@ COMPUTES = (
     "experiments.comparison_units",
     "experiments.comparison",
     "analysis.implicit_update",
+    "experiments.context_probe",
 )
 """Modules and folders, below `tintformer`, whose code decides the result of a unit."""
 DECIDES_NOTHING = {
@@ -79,6 +80,7 @@ DECIDES_NOTHING = {
     "learning.update_files": "saves and loads an update that was made",
     "learning.stream_files": "saves and loads what a stream has left",
     "learning.update_view": "shows an update that was made, and what it did",
+    "experiments.probe_inputs": "reads contexts and prompts; their tokens are in a record's identity",
     "experiments.sources": "reads descriptions and rows; prompts and texts are in a record's identity",
     "experiments.label_files": "reads rows; texts are in a record's identity",
     "experiments.open_models": "hashes a model into the identity itself",

@@ -111,7 +111,7 @@ class SweepResult:
         Args:
             path: The file.
         """
-        return _write(Path(path), self.csv().encode())
+        return write_result(Path(path), self.csv().encode())
 
     def csv(self) -> str:
         """The rows, with all digits, for programs; all layers and an unknown error are empty cells."""
@@ -128,7 +128,7 @@ class SweepResult:
         Args:
             path: The file.
         """
-        return _write(Path(path), self.png())
+        return write_result(Path(path), self.png())
 
     def png(self) -> bytes:
         """The same as bytes."""
@@ -201,7 +201,8 @@ def _shown(row: SweepRow, *, marked: bool) -> Mapping[str, str]:
     }
 
 
-def _write(path: Path, content: bytes) -> Path:
+def write_result(path: Path, content: bytes) -> Path:
+    """Write a file that a result was asked for; what goes wrong is told in one line."""
     try:
         with whole_file(path) as temporary:
             temporary.write_bytes(content)
