@@ -34,7 +34,7 @@ HOLDS: dict[str, Callable[[Any], bool]] = {
     "what_is_learnt": lambda gains: len(gains) == 6 and min(gains.values()) > 0,
 }
 """What holds of the last result of each, on every machine."""
-QUICK = ("adapt_a_real_model", "what_an_update_stores")
+QUICK = ("what_an_update_stores",)
 """The others take longer, and are run by the sweep."""
 
 

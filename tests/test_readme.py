@@ -75,6 +75,7 @@ def test_the_home_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "->" in capsys.readouterr().out
 
 
+@pytest.mark.sweep
 def test_the_page_on_audits_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
-from cases import FIRST, MODELS, make_config, make_model, make_rule
+from cases import FIRST, MODELS, covering, make_config, make_model, make_rule
 
 import tintformer as tint
 from tintformer.analysis.accounting import count, factors, non_zero_share
@@ -20,9 +19,7 @@ CONSTRUCTIONS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "rule"), [*itertools.product(MODELS, ["default"]), *itertools.product(FIRST, ["perturbed-relative"])]
-)
+@pytest.mark.parametrize(("name", "rule"), covering(list(MODELS), ["default", "perturbed-relative"]))
 def test_the_count_equals_the_built_simulator(name: str, rule: str) -> None:
     for construction in CONSTRUCTIONS:
         built = tint.build(make_model(name), make_rule(rule), **construction)

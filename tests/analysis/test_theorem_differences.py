@@ -99,8 +99,9 @@ def test_smooth_activation_bound_holds(function: str) -> None:
         check = first_order_activation(x, dy, function=function, step=step)
         assert check.holds, (seed, step, dtype, check)
         assert check.printed_holds
-    x = torch.zeros(1, 4, dtype=torch.float64)  # where the curvature of all of these is largest, or nearly
-    check = first_order_activation(x, x + 1, function=function, step=1e-3)
+    # Where the curvature is largest, or nearly: of tanh, where its square is a third; of all others at 0.
+    x = torch.full((1, 4), math.atanh(3**-0.5) if function == "tanh" else 0.0, dtype=torch.float64)
+    check = first_order_activation(x, torch.ones_like(x), function=function, step=1e-3)
     assert 0.98 < check.ratio <= 1
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from cases import FIRST as FAMILIES
-from cases import assert_same, make_model
+from cases import assert_same, covering, make_model
 from fake_devices import CPU, FIRST, SECOND, bare, fake_devices, put
 
 import tintformer as tint
@@ -38,8 +38,7 @@ def run(model: Any, engine: str = "fast", **options: Any) -> Any:
     return tint.Tint(model, RULE, engine=engine)(IDS, train_mask=TRAIN, attention_mask=ATTENDED, before=True, **options)
 
 
-@pytest.mark.parametrize("engine", ["fast", "reference"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "engine"), covering(FAMILIES, ["fast", "reference"]))
 def test_two_devices_give_the_numbers_of_one(name: str, engine: str) -> None:
     model = make_model(name)
     expected = run(model, engine)

@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 
 import pytest
 import torch
+from cases import some
 from fake_devices import CPU, FIRST, Labelled, bare, fake_devices, put
 from praise import save_task
 from tiny import TEXT, save_model
@@ -37,8 +38,18 @@ COMMANDS: dict[str, list[str]] = {
 }
 """Each with a model of two blocks; of the others, `demo` and `bench` take seconds, and the tables are made of these."""
 OTHERS = {"demo", "bench", "eval table-lm", "eval table-icl", "eval table-settings"}
-NO_MODEL = {"params", "plan", "models", "fetch", "lm-eval", "eval list", "eval table"}
-"""Commands that load none, or leave it to the harness."""
+NO_MODEL = {
+    "params",
+    "plan",
+    "models",
+    "fetch",
+    "lm-eval",
+    "eval list",
+    "eval table",
+    "eval regression",
+    "eval constructions",
+}
+"""Commands that load none, make their own, or leave it to the harness."""
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +84,7 @@ def test_every_command_that_loads_a_model_has_both_options() -> None:
             assert {"device", "dtype"} <= get_type_hints(callback).keys(), name
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", some(list(COMMANDS), 3))
 def test_the_cpu_by_name_and_devices_that_are_not_there(
     command: str, place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,7 +99,7 @@ def test_the_cpu_by_name_and_devices_that_are_not_there(
     assert json.loads(plain)
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command != "export"])
+@pytest.mark.parametrize("command", some([command for command in COMMANDS if command != "export"], 3))
 def test_a_device_that_does_not_exist_computes_the_same(
     command: str, place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import some
 from patience import PATIENCE
 
 TINT = Path(sys.executable).with_name("tint")
@@ -63,7 +64,7 @@ CASES: dict[str, tuple[str, dict[str, str], int, bytes, bytes]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", some(list(CASES), 8))
 def test_what_surrounds_a_command(case: str, tmp_path: Path) -> None:
     line, variables, code, out, err = CASES[case]
     done: Any = shell(line, tmp_path, **variables)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import MODELS, make_batch, make_model, make_rule
+from cases import MODELS, covering, make_batch, make_model, make_rule
 
 import tintformer as tint
 from tintformer.execution.batch import Batch
@@ -54,8 +54,7 @@ def assert_same(batch: dict[str, Any], found: torch.Tensor, expected: torch.Tens
     torch.testing.assert_close(found[kept], expected[kept], rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "engine"), covering(list(MODELS), list(ENGINES)))
 def test_a_continuation_is_the_whole_pass(name: str, engine: str) -> None:
     sim = tint.Tint(make_model(name), make_rule("default"), engine=engine)
     for padding in ("left", "none"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import VOCABULARY, make_model
+from cases import VOCABULARY, covering, make_model
 from patience import PATIENCE
 
 import tintformer as tint
@@ -76,8 +76,7 @@ def assert_same(work: Callable[[int], torch.Tensor], alone: Callable[[int], torc
             torch.testing.assert_close(each, wanted, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("engine", ["fast", "reference", "oracle", "simulator"])
+@pytest.mark.parametrize(("engine", "rule"), covering(["fast", "reference", "oracle", "simulator"], list(RULES)))
 def test_one_object(engine: str, rule: str) -> None:
     learner = tint.Tint(make_model("llama-grouped"), RULES[rule], engine=engine)
     assert_same(lambda number: logits(learner, number), lambda number: logits(learner, number))

@@ -86,6 +86,7 @@ def script(place: Path) -> str:
     return str(path)
 
 
+@pytest.mark.sweep
 def test_two_processes_on_one_disk_give_the_same_files(place: Path) -> None:
     words = [*classification(place, "two-icl"), "--track", "tensorboard"]
     code, out, err = ended(launched(ACCELERATE, script(place), *words))

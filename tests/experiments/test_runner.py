@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import some
 from patience import PATIENCE
 
 from tintformer.errors import InputError
@@ -169,7 +170,7 @@ def pids_in(tmp_path: Path) -> list[int]:
     return [int(path.name.removeprefix("pid-")) for path in tmp_path.glob("pid-*")]
 
 
-@pytest.mark.parametrize("whole_group", [True, False])
+@pytest.mark.parametrize("whole_group", some([True, False]))
 def test_an_interrupt_ends_all_processes_without_a_word(tmp_path: Path, whole_group: bool) -> None:
     parent = parent_of(tmp_path)
     assert len(pids_in(tmp_path)) == 2
@@ -202,6 +203,7 @@ def test_an_interrupt_while_processes_start_is_silent_too(tmp_path: Path) -> Non
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+@pytest.mark.sweep
 def test_a_killed_process_is_one_line_and_costs_only_its_unit(tmp_path: Path) -> None:
     parent = parent_of(tmp_path)
     os.kill(pids_in(tmp_path)[0], signal.SIGKILL)

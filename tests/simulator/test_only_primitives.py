@@ -27,7 +27,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import DESCENTS, call, make_batch, make_model, make_rule, with_steps
+from cases import DESCENTS, call, covering, make_batch, make_model, make_rule, with_steps
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
@@ -301,11 +301,11 @@ def test_only_primitives_and_the_prefix_own_parameters(name: str, rule: str, lay
     assert from_torch <= {nn.ModuleList, nn.ModuleDict, nn.ParameterDict}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("name", "rule"), CASES)
+@pytest.mark.parametrize(("case", "layout"), covering(CASES, LAYOUTS))
 def test_outside_of_primitives_data_only_moves(
-    name: str, rule: str, layout: str, monkeypatch: pytest.MonkeyPatch
+    case: tuple[str, str], layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    name, rule = case
     simulator = tint.build(make_model(name), make_rule(rule, steps=2), layout=layout)
     watch = watched(simulator, make_batch(), monkeypatch)
     watch.assert_clean()

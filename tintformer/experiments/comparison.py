@@ -245,17 +245,21 @@ class ComparedCase:
     """What came out for one model, or a control of it, with one number of demonstrations."""
 
     method: str
+    """By which it learnt, as `tint eval list` calls it."""
     weights: str
     """`pretrained` or `untrained`."""
     labels: str
     """`true` or `shuffled`."""
     shots: int
+    """How many demonstrations were asked for."""
     rate: float
+    """Of learning."""
     curve: tuple[RatePoint, ...]
     """What the rate was chosen from: label cross-entropy on tuning examples."""
     inputs: int
     """Test inputs, the same for every seed."""
     seeds: int
+    """How many draws of demonstrations."""
     left_out: int
     """Test inputs before which there was no room for two demonstrations, with one seed at least."""
     demonstrations: float

@@ -37,6 +37,7 @@ class Shift:
     """How far something has moved from where the model as it is has it, and how much further than by the control."""
 
     value: Estimate
+    """How far, with its interval."""
     over_control: Estimate | None
     """The difference from the control set, after the same; None for the control itself, and where it diverged."""
 

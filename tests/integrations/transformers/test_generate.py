@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import FIRST, MODELS, alone, make_batch, make_model, make_rule
+from cases import FIRST, MODELS, alone, covering, make_batch, make_model, make_rule
 from tiny import TEXT, save_model
 from torch import Tensor
 from transformers import AutoTokenizer, DynamicCache, GenerationConfig, TextStreamer, pipeline
@@ -20,7 +20,6 @@ NEW = 4
 RATE = 3e-2
 """Large enough to change what a tiny model says."""
 ENGINES = ["fast", "simulator"]
-CASES = [(name, "fast") for name in MODELS] + [(name, "simulator") for name in FIRST]
 
 
 @cache
@@ -62,7 +61,7 @@ def step_by_step(
     return ids
 
 
-@pytest.mark.parametrize(("name", "engine"), CASES)
+@pytest.mark.parametrize(("name", "engine"), covering(list(MODELS), ["fast", "simulator"]))
 def test_greedy_generation_is_scoring_step_by_step(name: str, engine: str) -> None:
     batch = prompt()
     found = make(name, engine=engine).generate(**batch, max_new_tokens=NEW, do_sample=False)
@@ -78,7 +77,7 @@ def test_sampling_with_a_seed_is_scoring_step_by_step(name: str) -> None:
         assert torch.equal(found, step_by_step(name, batch, seed=3))
 
 
-@pytest.mark.parametrize(("name", "engine"), CASES)
+@pytest.mark.parametrize(("name", "engine"), covering(FIRST, ["fast", "simulator"]))
 def test_a_padded_batch_is_one_sequence_after_the_other(name: str, engine: str) -> None:
     batch, model = prompt(), make(name, "full", engine=engine)
     together = model.generate(**batch, max_new_tokens=NEW, do_sample=False)
