@@ -58,6 +58,11 @@ Audit = Annotated[
 OUTPUT = Path("tint-eval")
 
 
+def less(text: str, usual: object, quick: object) -> str:
+    """The help of an option whose default is smaller with --quick."""
+    return f"{text} Default: {usual}; with --quick {quick}."
+
+
 def names(text: str | None) -> tuple[str, ...]:
     """Names with commas between them."""
     return tuple(part.strip() for part in text.split(",")) if text else ()

@@ -18,10 +18,6 @@ SEEDS, TESTS = "0,1,2", 200
 QUICK_SEEDS, QUICK_TESTS = "0", 40
 
 
-def _less(text: str, usual: object, quick: object) -> str:
-    return f"{text} Default: {usual}; with --quick {quick}."
-
-
 def classification(
     model: Model,
     tasks: Annotated[str, typer.Argument(help="Names from `tint eval list` or YAML files, with commas between them.")],
@@ -49,11 +45,11 @@ def classification(
         str, typer.Option(help="Layers x steps: all/1,half/2,quarter/4, or numbers such as 6/2.")
     ] = "all/1",
     seeds: Annotated[
-        str | None, typer.Option(help=_less("Each draws its own demonstrations.", SEEDS, QUICK_SEEDS))
+        str | None, typer.Option(help=options.less("Each draws its own demonstrations.", SEEDS, QUICK_SEEDS))
     ] = None,
     tests: Annotated[
         int | None,
-        typer.Option(help=_less("Test examples of each task, as many of each label.", TESTS, QUICK_TESTS)),
+        typer.Option(help=options.less("Test examples of each task, as many of each label.", TESTS, QUICK_TESTS)),
     ] = None,
     tuning: options.Tuning = 40,
     learning_rate: options.Rate = "auto",

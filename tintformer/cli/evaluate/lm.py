@@ -16,10 +16,6 @@ METHODS, SHARES, TUNING = "auxiliary,fine-tuning,linears,moved,moved-same-rate,t
 QUICK_METHODS, QUICK_SHARES, QUICK_TUNING, QUICK_BLOCKS = "auxiliary,fine-tuning,moved,tint", "0.5", 4, 16
 
 
-def _less(text: str, usual: object, quick: object) -> str:
-    return f"{text} Default: {usual}; with --quick {quick}."
-
-
 def language(
     model: Model,
     texts: Annotated[
@@ -37,20 +33,21 @@ def language(
     ] = False,
     methods: Annotated[
         str | None,
-        typer.Option(help=_less("Methods to compare; `tint eval list` has all.", METHODS, QUICK_METHODS)),
+        typer.Option(help=options.less("Methods to compare; `tint eval list` has all.", METHODS, QUICK_METHODS)),
     ] = None,
     compare: options.Compare = None,
     protocol: options.Protocol = "tuned",
     shares: Annotated[
-        str | None, typer.Option(help=_less("Shares of a block that are trained on.", SHARES, QUICK_SHARES))
+        str | None, typer.Option(help=options.less("Shares of a block that are trained on.", SHARES, QUICK_SHARES))
     ] = None,
     length: options.LengthOption = 1024,
     blocks: Annotated[
-        int | None, typer.Option(help=_less("Blocks to score.", "all but the tuning blocks", f"up to {QUICK_BLOCKS}"))
+        int | None,
+        typer.Option(help=options.less("Blocks to score.", "all but the tuning blocks", f"up to {QUICK_BLOCKS}")),
     ] = None,
     tuning: Annotated[
         int | None,
-        typer.Option(help=_less("Blocks to choose the rates on; they are not scored.", TUNING, QUICK_TUNING)),
+        typer.Option(help=options.less("Blocks to choose the rates on; they are not scored.", TUNING, QUICK_TUNING)),
     ] = None,
     learning_rate: options.Rate = "auto",
     layers: Annotated[
