@@ -241,6 +241,7 @@ CORPUS: dict[str, Row] = {
     "gguf: an array of 2^60 doubles": Row("gguf@", _gguf(0, 1, _array(12, 2**60))),
     "gguf: a text of 2^40 bytes": Row("gguf@", _gguf(0, 1, struct.pack("<Q", 2**40))),
     "gguf: 5,000 nested arrays": Row("gguf@", _gguf(0, 1, _NESTED)),
+    "gguf: 16 GB of nothing behind its tensors": Row("gguf@", _large(GGUF)),
     "gguf: /dev/zero": Row("gguf@", _link(GGUF, "/dev/zero")),
     # Models that learn, of transformers.
     "learner: a million beams": Row(

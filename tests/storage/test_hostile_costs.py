@@ -57,6 +57,7 @@ GGUF = {
     "a long string": (_gguf(_text(b"a"), struct.pack("<IQ", 8, 2**62), keys=1), "announces"),
     "an endless array of numbers": (_gguf(_array(4, 2**61), keys=1), "elements of arrays"),
     "an endless array of strings": (_gguf(_array(8, 2**40), keys=1), "elements of arrays"),
+    "bytes behind its tensors": (_gguf(ARCHITECTURE, bytes(2**20), keys=1), "bytes follow the last of its tensors"),
     "an endless array of nothing": (_gguf(ARCHITECTURE, _array(0, 2**20 - 1), keys=2), "bytes where"),
     "arrays of arrays": (_gguf(_array(9, 3), struct.pack("<IQ", 9, 3) * 20, keys=1), "array of type 9"),
     "many dimensions": (_gguf(_text(b"a") + struct.pack("<I", 2**31), tensors=1), "2147483648 dimensions"),

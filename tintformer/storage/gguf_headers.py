@@ -108,6 +108,10 @@ class _Walk:
                 raise _Faulty(f"{_shown(name)} goes beyond the end of the file, at {self.size} bytes")
         if sum(length for *_, length in found) > self.size:
             raise _Faulty("its tensors overlap")
+        end = max((start + offset + length for _, offset, _, length in found), default=start)
+        # A sparse file takes no room on the disk and is read to its end all the same, to know it again.
+        if self.size > (padded := -(-end // alignment) * alignment):
+            raise _Faulty(f"{self.size - padded} bytes follow the last of its tensors")
         return sum(elements for _, _, elements, _ in found)
 
     def unpack(self, form: str) -> tuple[int, ...]:
