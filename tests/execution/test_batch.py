@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tintformer.auxiliary.description import Auxiliary, Embedding, Head
 from tintformer.auxiliary.ops import Weight
 from tintformer.errors import TintWarning
-from tintformer.execution.batch import SHARED, Batch
+from tintformer.execution.batch import Batch
+from tintformer.execution.token_arrays import SHARED
 
 VOCABULARY = 29
 TABLE = Weight(name="table", source=torch.zeros(VOCABULARY, 4))

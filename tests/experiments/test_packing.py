@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from tintformer import LearningRule, Tint
 from tintformer.errors import InputError
-from tintformer.execution.batch import SHARED as SHARED_BY_TINT
+from tintformer.execution.token_arrays import SHARED as SHARED_BY_TINT
 from tintformer.experiments.packing import (
     SHARED,
     Packed,

@@ -19,11 +19,9 @@ from torch.nn import functional
 
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.errors import InputError, TintWarning
-from tintformer.execution.arrays import Array, as_tensor
+from tintformer.execution.arrays import Array
+from tintformer.execution.token_arrays import SHARED, ids_of, mask_of, mask_or_all, token_ids
 from tintformer.rule.learning_rule import LearningRule
-
-SHARED = -1
-"""Segment id of tokens that are visible to all segments."""
 
 
 class Masks(TypedDict, total=False):
@@ -81,9 +79,9 @@ class Batch:
         ids = token_ids(input_ids, auxiliary)
         train = mask_of("train_mask", train_mask, ids)
         _check_names(masks, LearningMasks)
-        batch = cls._checked(auxiliary, ids, train, _mask_or_all("loss_mask", loss_mask, ids), ~train, **masks)
+        batch = cls._checked(auxiliary, ids, train, mask_or_all("loss_mask", loss_mask, ids), ~train, **masks)
         if step_ids is not None:
-            batch = replace(batch, step_ids=_ids("step_ids", step_ids, ids))
+            batch = replace(batch, step_ids=ids_of("step_ids", step_ids, ids))
         check_training(batch)
         return batch
 
@@ -101,7 +99,7 @@ class Batch:
         _check_names(masks, Masks)
         nothing = torch.zeros_like(ids, dtype=torch.bool)
         # An empty training part, which `of` refuses, is meant here: with no target there is no step.
-        score = _mask_or_all("score_mask", score_mask, ids)
+        score = mask_or_all("score_mask", score_mask, ids)
         return cls._checked(auxiliary, ids, nothing, nothing, score, **masks)
 
     @classmethod
@@ -116,16 +114,16 @@ class Batch:
         segment_ids: Array | None = None,
         position_ids: Array | None = None,
     ) -> Batch:
-        attended = _mask_or_all("attention_mask", attention_mask, ids)
+        attended = mask_or_all("attention_mask", attention_mask, ids)
         batch = cls(
             input_ids=ids,
             attention_mask=attended,
-            segment_ids=torch.zeros_like(ids) if segment_ids is None else _ids("segment_ids", segment_ids, ids),
+            segment_ids=torch.zeros_like(ids) if segment_ids is None else ids_of("segment_ids", segment_ids, ids),
             # `loss_mask` stays as it was given: it never makes a target by itself, it only takes some away.
             train_mask=train & attended,
             loss_mask=loss,
             score_mask=score & attended,
-            position_ids=None if position_ids is None else _ids("position_ids", position_ids, ids),
+            position_ids=None if position_ids is None else ids_of("position_ids", position_ids, ids),
         )
         _check_rows(batch)
         _check_positions(batch, auxiliary)
@@ -374,7 +372,8 @@ class TracedBatch(Batch):
         attended = attention_mask != 0
         train = attended & (train_mask != 0)
         return cls(
-            input_ids=input_ids,
+            # Padding may hold any number, and a table has no row for most of them.
+            input_ids=torch.where(attended, input_ids, 0),
             attention_mask=attended,
             segment_ids=torch.zeros_like(input_ids),
             train_mask=train,
@@ -403,76 +402,9 @@ class TracedBatch(Batch):
         return False
 
 
-def _integers(name: str, value: Tensor) -> Tensor:
-    if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
-        raise InputError(f"{name} has dtype {value.dtype}; it must be whole numbers (torch.long)")
-    return value.long()
-
-
 def _check_names(masks: Mapping[str, Any], known: Any) -> None:
     if unknown := sorted(masks.keys() - known.__annotations__.keys()):
         raise InputError(f"{', '.join(unknown)}: unknown here; known are {', '.join(known.__annotations__)}")
-
-
-def token_ids(input_ids: Array, auxiliary: Auxiliary) -> Int[Tensor, "B T"]:
-    """The user's token ids, checked, on the auxiliary's device."""
-    auxiliary.require_unchanged()  # here, because every call of every engine begins with its tokens
-    if auxiliary.takes_examples:
-        raise InputError(f"{auxiliary.name} takes no tokens; give tintformer.Examples(x, y, train_mask)")
-    given = _with_data("input_ids", as_tensor("input_ids", input_ids), auxiliary.device)
-    ids = _integers("input_ids", given).to(auxiliary.device)
-    if ids.dim() != 2 or 0 in ids.shape:
-        raise InputError(f"input_ids has shape {tuple(ids.shape)}; it must be [batch, tokens], neither of them 0")
-    low, high, size = int(ids.min()), int(ids.max()), auxiliary.embedding.tokens.source.shape[0]
-    if low < 0 or high >= size:
-        wrong = low if low < 0 else high
-        raise InputError(
-            f"token id {wrong} is outside of the vocabulary of {size}; was the text encoded by another tokenizer?"
-        )
-    return ids
-
-
-def _with_data(name: str, value: Tensor, device: torch.device) -> Tensor:
-    if value.is_meta and device.type != "meta":
-        raise InputError(f"{name} has no data (device meta); make it on the cpu, with device='cpu'")
-    return value
-
-
-def _like(name: str, value: Any, ids: Tensor) -> Tensor:
-    value = _with_data(name, as_tensor(name, value), ids.device)
-    if value.shape != ids.shape:
-        raise InputError(f"{name} has shape {tuple(value.shape)} but input_ids has {tuple(ids.shape)}")
-    return value.to(ids.device)
-
-
-def numbers_of(name: str, value: Array, ids: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-    """A user's whole numbers, one a token, on their device."""
-    return _integers(name, _like(name, value, ids))
-
-
-def _ids(name: str, value: Any, ids: Tensor) -> Tensor:
-    value = numbers_of(name, value, ids)
-    lowest = SHARED if name == "segment_ids" else 0
-    if int(value.min()) < lowest:
-        raise InputError(f"{name} contains {int(value.min())}; the smallest allowed is {lowest}")
-    return value
-
-
-def mask_of(name: str, value: Array, ids: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
-    """A user's mask of token ids, checked, on their device."""
-    value = _like(name, value, ids)
-    if value.dtype.is_floating_point or value.dtype.is_complex:
-        raise InputError(f"{name} has dtype {value.dtype}; it must be boolean, or whole numbers 0 and 1")
-    if value.dtype == torch.bool:
-        return value
-    value = value.long()  # torch compares few of its unsigned dtypes
-    if bool(((value != 0) & (value != 1)).any()):
-        raise InputError(f"{name} holds values other than 0 and 1")
-    return value.bool()
-
-
-def _mask_or_all(name: str, value: Any, ids: Tensor) -> Tensor:
-    return torch.ones_like(ids, dtype=torch.bool) if value is None else mask_of(name, value, ids)
 
 
 def _first_row(rows: Tensor) -> int:

@@ -23,8 +23,9 @@ from tintformer.engines.fast.reading import Memory
 from tintformer.engines.fast.updates import MatrixUpdate, Updates
 from tintformer.errors import InputError, TintWarning
 from tintformer.execution.arrays import Array
-from tintformer.execution.batch import Chunk, mask_of, numbers_of, token_ids
+from tintformer.execution.batch import Chunk
 from tintformer.execution.continuation import KeyValueCache
+from tintformer.execution.token_arrays import mask_of, numbers_of, token_ids
 from tintformer.learning.stream_files import read_state, write_state
 from tintformer.learning.tuned import Tuned
 from tintformer.rule.learning_rule import LearningRule

@@ -21,12 +21,13 @@ from tintformer.engines.fast import FastEngine
 from tintformer.engines.fast.updates import MatrixUpdate, Updates
 from tintformer.errors import InputError, TintError, nearest
 from tintformer.execution.arrays import Array, as_tensor
-from tintformer.execution.batch import Batch, LearningMasks, Masks, mask_of, token_ids
+from tintformer.execution.batch import Batch, LearningMasks, Masks
 from tintformer.execution.engine import parameter_updates, undisturbed
 from tintformer.execution.examples import Examples, learning_batch, scoring_batch
 from tintformer.execution.hook_points import parameter_names
 from tintformer.execution.hooks import Hooks, Watchable
 from tintformer.execution.output import Logits, TintOutput, positions_of
+from tintformer.execution.token_arrays import mask_of, token_ids
 from tintformer.learning.peft_files import FILES, Adapter, PeftExport
 from tintformer.learning.update_files import read_update, write_update
 from tintformer.learning.update_view import By, UpdateEffects, UpdateView, effects

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from tintformer.auxiliary.ops import Activation, Add, Attend, Join, Linear, Norm, Op, Product, Rotary, Weight
+from tintformer.auxiliary.ops import Activation, Add, Attend, Join, Linear, Norm, Op, Product, Weight
 from tintformer.execution.executor import Stage
 from tintformer.network import attention_layers as attention
-from tintformer.network.attention_layers import Destination, Heads, Matrix
-from tintformer.network.flags import COORDINATES, loss_coordinate, num_coordinates
+from tintformer.network.attention_compiler import AttentionCompiler
+from tintformer.network.attention_layers import Destination, Matrix
+from tintformer.network.flags import loss_coordinate, num_coordinates
 from tintformer.network.layers import (
     ActivationUnit,
     GatedUnit,
@@ -31,6 +31,7 @@ from tintformer.network.layers import (
     WeightMap,
 )
 from tintformer.network.slots import Program
+from tintformer.network.symbols import Symbol, SymbolicPrefix
 from tintformer.rule.optimiser import rate_factor, step_rate
 from tintformer.simulator.module_factory import module_name
 from tintformer.simulator.modules.norm import ReadRows, RowDescent
@@ -39,50 +40,6 @@ from tintformer.simulator.pieces import Cut
 from tintformer.simulator.primitives import tokenwise
 from tintformer.simulator.regions import Phase
 from tintformer.simulator.simulator import Simulator
-
-
-class Symbol:
-    """A value in pieces, each a quantity: what the simulator's modules compute with while they are compiled."""
-
-    def __init__(self, compiler: Compiler, quantities: Sequence[Quantity], cut: Cut | None = None):
-        self.compiler, self.quantities, self.cut = compiler, tuple(quantities), cut
-        """`cut` says how it is cut into pieces, if it is a value of the auxiliary."""
-
-    def __len__(self) -> int:
-        return len(self.quantities)
-
-    def record(self, part: Any, inputs: tuple[Any, ...]) -> Any:
-        """Have a part of the simulator written down instead of run."""
-        return self.compiler.record(part, inputs)
-
-    # What modules do between primitives: they add, sum over pieces and spread one piece over all.
-
-    def __add__(self, other: Symbol) -> Symbol:
-        return self.compiler.sum_of((self, other))
-
-    def sum(self, dim: int, *, keepdim: bool) -> Symbol:
-        assert dim == 1 and keepdim, "only pieces are summed"
-        return self.compiler.sum_pieces(self)
-
-    def expand_as(self, other: Symbol) -> Symbol:
-        return Symbol(self.compiler, self.quantities * (len(other) // len(self)))
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: tuple[Any, ...], kwargs: Any = None) -> Symbol:
-        assert function is torch.add, f"{function} is no part of a network"
-        left, right = args
-        return left + right
-
-
-@dataclass(frozen=True, eq=False)
-class SymbolicPrefix:
-    """The prefix tokens of an op."""
-
-    compiler: Compiler
-    block: int
-
-    def record(self, part: Any, inputs: tuple[Any, ...]) -> Any:
-        return self.compiler.record(part, inputs)
 
 
 class Compiler:
@@ -96,12 +53,10 @@ class Compiler:
         self.stage, self.op = Stage("below"), "embedding"
         self.phase: Phase = "forward"
         self.blocks = {name: number for number, name in enumerate(simulator.prefix)}
-        self.turns: dict[int, torch.nn.Parameter] = {}
-        """The quarter turn of each rotary in use, by its number: wide, so that all layers share one."""
-        self.later = torch.ones(num_tokens, num_tokens, dtype=torch.bool).triu(1)
+        self.attention = AttentionCompiler(self)
         self.moved: list[int] = []
         """Prefix blocks that this step has moved so far."""
-        self.flags = self._given("flags", -(-num_coordinates(simulator.rule) // self.geometry.dim_slot))
+        self.flags = self.given("flags", -(-num_coordinates(simulator.rule) // self.geometry.dim_slot))
 
     @property
     def flag(self) -> Quantity:
@@ -121,7 +76,8 @@ class Compiler:
     def symbol(self, name: str, count: int) -> Symbol:
         return Symbol(self, self.new(name, count))
 
-    def _given(self, name: str, count: int) -> tuple[Quantity, ...]:
+    def given(self, name: str, count: int) -> tuple[Quantity, ...]:
+        """Quantities that the embedding writes."""
         if name not in self.program.given:
             self.program.given[name] = tuple(
                 Quantity(name if count == 1 else f"{name} {i + 1}/{count}") for i in range(count)
@@ -138,12 +94,12 @@ class Compiler:
     def embed(self) -> Symbol:
         embedding, width = self.simulator.auxiliary.embedding, self.geometry.dim_aux
         cut = Cut(embedding.tokens.source.shape[1], width)
-        x = Symbol(self, self._given("tokens", cut.count), cut)
+        x = Symbol(self, self.given("tokens", cut.count), cut)
         if embedding.projection is not None:
             x, _ = self.forward(embedding.projection, (x,))
         if embedding.positions is not None:
             self.op = "embedding"
-            x = self.sum_of((x, Symbol(self, self._given("positions", len(x)), x.cut)))
+            x = self.sum_of((x, Symbol(self, self.given("positions", len(x)), x.cut)))
         if embedding.norm is not None:
             x, _ = self.forward(embedding.norm, (x,))
         return x
@@ -166,12 +122,7 @@ class Compiler:
             case Activation() | Product():
                 y = module(*inputs)
             case Attend():
-                query, key, value = inputs
-                query, key = self._turned(op, (query, key))
-                y = self.symbol("output", len(query))
-                self._attend(op, query, key, y, value=value)
-                # Turned as they are: backward needs no others, and the originals give their slots back.
-                inputs = query, key, value
+                y, inputs = self.attention.forward(op, inputs)
         return Symbol(self, y.quantities, wired.out), inputs
 
     def backward(self, op: Op | Join, saved: Any, gradient: Symbol) -> tuple[Symbol | None, ...]:
@@ -200,7 +151,7 @@ class Compiler:
                 return module(gradient, *saved)
             case Attend():
                 assert isinstance(module, AttentionBackward)
-                return self._attend_backward(op, module, gradient, *saved)
+                return self.attention.backward(op, module, gradient, *saved)
 
     def descend(self, op: Op | Join, saved: Any, gradient: Symbol) -> None:
         self.op, self.phase = op.name, "descent"
@@ -279,7 +230,7 @@ class Compiler:
             self.emit(LinearMap([read], [write], [Term(0, 0)]))
         else:
             self.emit(Vocabulary(self.flag, read, write, unit))
-        target, ahead = self._given("target", 1)[0], self.simulator.auxiliary.target_offset
+        target, ahead = self.given("target", 1)[0], self.simulator.auxiliary.target_offset
         self.emit(attention.NextToken(target, write, self.num_tokens, ahead=ahead))
         weight = self.symbol("weight", 1)
         slot, place = divmod(loss_coordinate(self.stage.step or 1), self.geometry.dim_slot)
@@ -287,7 +238,7 @@ class Compiler:
         spread[:, place] = 1
         terms = [Term(0, 0, matrix=0)]
         self.emit(LinearMap([self.flags[slot]], weight.quantities, terms, [spread], num_non_zero=[len(spread)]))
-        return Symbol(self, self._gated(gradient, weight, tokenwise.Gated()).quantities, x.cut)
+        return Symbol(self, self.gated(gradient, weight, tokenwise.Gated()).quantities, x.cut)
 
     # The parts of modules.
 
@@ -296,7 +247,7 @@ class Compiler:
         match part:
             case tokenwise.Gated():
                 left, right = inputs
-                return self._gated(left, right, part)
+                return self.gated(left, right, part)
             case tokenwise.Activation():
                 y = self.symbol("activation", len(inputs[0]))
                 self.emit(ActivationUnit(inputs[0].quantities, y.quantities, part))
@@ -317,7 +268,8 @@ class Compiler:
             case _:
                 raise AssertionError(f"{type(part).__name__} is no part of a network")
 
-    def _gated(self, left: Symbol, right: Symbol, unit: tokenwise.Gated) -> Symbol:
+    def gated(self, left: Symbol, right: Symbol, unit: tokenwise.Gated) -> Symbol:
+        """A product, element by element; one piece on the right is spread over all on the left."""
         y = self.symbol("product", len(left))
         self.emit(GatedUnit(left.quantities, right.expand_as(left).quantities, y.quantities, unit))
         return y
@@ -373,7 +325,7 @@ class Compiler:
         self.emit(attention.RowDescent(reads, prefix.block, rows, self._destination()))
         return prefix
 
-    # Linear layers and attention.
+    # Linear layers.
 
     def _matrix(self, op: Linear) -> Matrix:
         wired = self.simulator.wired[op.name]
@@ -387,91 +339,6 @@ class Compiler:
     def _prefix(self, op: Linear | Norm) -> Any:
         name = module_name(op.name)
         return SymbolicPrefix(self, self.blocks[name]) if name in self.blocks else None
-
-    def _heads(self, op: Attend) -> tuple[Heads, Heads]:
-        wired = self.simulator.wired[op.name]
-        query, key = (
-            Heads(count=count, dim=op.head_dim, in_piece=step // op.head_dim, width=self.geometry.dim_slot)
-            for count, step in ((op.num_heads, wired.into.step), (op.num_key_value_heads, wired.keys.step))
-        )
-        return query, key
-
-    def _turned(self, op: Attend, values: tuple[Symbol, ...], *, inverse: bool = False) -> tuple[Symbol, ...]:
-        """Rotary positions: x cos + R x sin, with R the turn by a right angle; two gated units and a linear map."""
-        if not isinstance(op.position, Rotary):
-            return values
-        number = self._rotary(op.position, op.head_dim)
-        (cos,), (sin,) = self._given(f"cosines {number}", 1), self._given(f"sines {number}", 1)
-        x = [quantity for value in values for quantity in value.quantities]
-        across, turned = self.new("across", len(x)), self.new("turned", len(x))
-        if number not in self.turns:
-            turn = quarter_turn(op.position, op.head_dim, self.geometry.dim_slot, self.simulator.dtype)
-            self.turns[number] = tokenwise.constant(turn)
-        terms = [Term(i, i, -1.0 if inverse else 1.0, matrix=0) for i in range(len(x))]
-        # A turn has one entry in each row of a pair.
-        num_turned = 2 * len(op.position.inverse_frequencies) * (self.geometry.dim_slot // op.head_dim)
-        self.emit(LinearMap(x, across, terms, [self.turns[number]], num_non_zero=[num_turned]))
-        self.emit(GatedUnit(x, [cos] * len(x), turned, tokenwise.Gated()))
-        self.emit(GatedUnit(across, [sin] * len(x), turned, tokenwise.Gated()))
-        results: list[Symbol] = []
-        for value in values:
-            results.append(Symbol(self, turned[: len(value)], value.cut))
-            turned = turned[len(value) :]
-        return tuple(results)
-
-    def _rotary(self, rotary: Rotary, head_dim: int) -> int:
-        for number, (known, dim) in enumerate(self.program.rotaries):
-            if known is rotary and dim == head_dim:
-                return number
-        self.program.rotaries.append((rotary, head_dim))
-        return len(self.program.rotaries) - 1
-
-    def _attend(self, op: Attend, query: Symbol, key: Symbol, into: Symbol, **more: Any) -> None:
-        if "value" in more:
-            more["value"] = more["value"].quantities
-        self.emit(
-            attention.SoftmaxAttention(
-                op,
-                self._heads(op),
-                self.flags[: -(-len(COORDINATES) // self.geometry.dim_slot)],
-                query.quantities,
-                key.quantities,
-                into.quantities,
-                later=self.later,
-                **more,
-            )
-        )
-
-    def _attend_backward(
-        self, op: Attend, module: AttentionBackward, dy: Symbol, query: Symbol, key: Symbol, value: Symbol
-    ) -> tuple[Symbol | None, ...]:
-        heads, num_tokens = self._heads(op), self.num_tokens
-        slots = attention.num_store_slots(op.num_heads, num_tokens, self.geometry.dim_slot)
-        store, dvalue = self.symbol("stored weights", slots), self.symbol("value gradient", len(value))
-        self._attend(op, query, key, store)
-        self.emit(attention.ReadStore(heads, store.quantities, dy.quantities, dvalue.quantities, num_tokens=num_tokens))
-        scores = module.scores
-        if scores is None:
-            return None, None, dvalue
-        unit, long_query, length = dy, query, None
-        if scores.length is not None:
-            unit, length, _ = scores.length(dy)
-            long_query = self._gated(query, length, tokenwise.Gated())
-        # The store now keeps the difference of two softmaxes whose scores are perturbed by +-h dy_t . v_u.
-        change = self.symbol("stored change", slots)
-        for sign in (1.0, -1.0):
-            extra = (unit.quantities, value.quantities, sign * scores.step)
-            self._attend(op, query, key, change, extra=extra, factor=sign)
-        dquery, dkey = self.symbol("query gradient", len(query)), self.symbol("key gradient", len(key))
-        factor = op.scale / (2 * scores.step)
-        for kind, values, into in ((attention.ApplyStore, key, dquery), (attention.ReadStore, long_query, dkey)):
-            self.emit(
-                kind(heads, change.quantities, values.quantities, into.quantities, num_tokens=num_tokens, factor=factor)
-            )
-        if length is not None:
-            dquery = self._gated(dquery, length, tokenwise.Gated())
-        dquery, dkey = self._turned(op, (dquery, dkey), inverse=True)
-        return dquery, dkey, dvalue
 
     # What only executors of numbers can do.
 
@@ -491,15 +358,3 @@ class Compiler:
 def _numbered(name: str, count: int) -> tuple[Quantity, ...]:
     """The pieces of a value."""
     return tuple(Quantity(name if count == 1 else f"{name} {number}/{count}") for number in range(1, count + 1))
-
-
-def quarter_turn(rotary: Rotary, head_dim: int, width: int, dtype: torch.dtype) -> Tensor:
-    """R: the first of each pair of coordinates gets minus the second, the second the first; others get nothing."""
-    half = len(rotary.inverse_frequencies)
-    pairs = torch.arange(half)
-    first, second = (2 * pairs, 2 * pairs + 1) if rotary.interleaved else (pairs, pairs + half)
-    matrix = torch.zeros(width, width, dtype=dtype)
-    for start in range(0, width - head_dim + 1, head_dim):
-        matrix[start + first, start + second] = -1
-        matrix[start + second, start + first] = 1
-    return matrix

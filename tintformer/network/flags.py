@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tintformer.execution.batch import SHARED, Batch
+from tintformer.execution.batch import Batch
+from tintformer.execution.token_arrays import SHARED
 from tintformer.rule.learning_rule import LearningRule
 
 COORDINATES = (

@@ -16,11 +16,12 @@ from torch import Tensor
 from tintformer.auxiliary.ops import Join, Linear, Norm, Op, Weight
 from tintformer.execution.batch import Batch
 from tintformer.network import weights
-from tintformer.network.compiler import Compiler, Symbol
+from tintformer.network.compiler import Compiler
 from tintformer.network.flags import Flags
 from tintformer.network.layers import Layer, Quantity
 from tintformer.network.network import Embed
 from tintformer.network.stream import Frame, Stream
+from tintformer.network.symbols import Symbol
 from tintformer.rule.trainable import trained_weights
 from tintformer.simulator.pieces import PieceStream
 from tintformer.simulator.simulator import Simulator

@@ -24,9 +24,10 @@ from tintformer.auxiliary.families import families
 from tintformer.engines.oracle.torch_descent import TorchDescent
 from tintformer.engines.oracle.twin import OracleMode, make_twin
 from tintformer.errors import DivergenceError, InputError, NonFiniteError
-from tintformer.execution.batch import SHARED, Batch
+from tintformer.execution.batch import Batch
 from tintformer.execution.engine import undisturbed
 from tintformer.execution.output import EngineResult, Predictions
+from tintformer.execution.token_arrays import SHARED
 from tintformer.rule.learning_rule import LearningRule
 
 

@@ -25,8 +25,9 @@ from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.validation import check_model
 from tintformer.errors import InputError, LoadError, TintError
 from tintformer.execution.arrays import Array, as_optional_tensor
-from tintformer.execution.batch import Batch, LearningMasks, mask_of, token_ids
+from tintformer.execution.batch import Batch, LearningMasks
 from tintformer.execution.engine import Continues
+from tintformer.execution.token_arrays import mask_of, token_ids
 from tintformer.integrations.transformers import files
 from tintformer.integrations.transformers.cache import TintCache
 from tintformer.integrations.transformers.card import model_card
