@@ -208,6 +208,7 @@ CASES: dict[str, Case] = {
         num_train=128,
         methods=("forward", "explicit_rule", "explicit_block", "fast", "simulator", "simulator_paper"),
     ),
+    "network": SequenceCase(batch=1, tokens=64, num_train=32, methods=("forward", "explicit_block", "fast", "network")),
     "stream": StreamCase(documents=4, tokens=512, chunk=128),
     "stream_documents": StreamCase(
         documents=32, tokens=256, chunk=64, methods=("forward", "explicit_rule", "explicit_block", "fast")

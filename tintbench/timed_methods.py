@@ -55,10 +55,15 @@ def _pass(setup: Setup, case: SequenceCase, learner: Tint | Simulator, note: str
 
 
 def _simulator(setup: Setup, case: SequenceCase, **construction: Any) -> TimedMethod:
-    # On a copy: explicit fine-tuning writes into the model and restores it, and a simulator refuses to run once the
-    # weights that it holds have been written to.
+    # On a copy, as the network: explicit fine-tuning writes into the model and restores it, and what holds the weights
+    # in prefix tokens refuses to run once they have been written to.
     built = build(load(deepcopy(setup.model)), setup.rule, **construction)
     return _pass(setup, case, built, f"{built.num_structural:,} constructed parameters")
+
+
+def _network(setup: Setup, case: SequenceCase) -> TimedMethod:
+    tint = Tint(load(deepcopy(setup.model)), setup.rule, engine="network", max_tokens=case.tokens)
+    return _pass(setup, case, tint)
 
 
 SEQUENCE_METHODS: dict[str, Callable[[Setup, SequenceCase], TimedMethod]] = {
@@ -74,6 +79,7 @@ SEQUENCE_METHODS: dict[str, Callable[[Setup, SequenceCase], TimedMethod]] = {
     "fast_materialised": lambda setup, case: _pass(setup, case, setup.tint(dual=False)),
     "fast_float32": lambda setup, case: _pass(setup, case, setup.tint_float32()),
     "simulator": _simulator,
+    "network": _network,
     "simulator_paper": partial(_simulator, layout="paper", tie_blocks=False),
 }
 
@@ -142,7 +148,7 @@ FEW_SHOT_METHODS: dict[str, Callable[[Setup, FewShotCase], TimedMethod]] = {
 
 METHODS = tuple(dict.fromkeys((*SEQUENCE_METHODS, *FEW_SHOT_METHODS, *STREAM_METHODS)))
 FORMS = ("fast_dual", "fast_materialised")
-SIMULATORS = ("simulator", "simulator_paper")
+SIMULATORS = ("simulator", "simulator_paper", "network")
 """Only where a case or the user names them: many times slower, and about other questions."""
 LOWER = ("forward", "explicit_block", "repeat", "fast", "fast_float32")
 """In half precision unless others are named: the question there is what the precision brings."""

@@ -54,12 +54,14 @@ def test_the_reference_agrees_with_itself_and_the_fast_engine_with_it(name: str,
 
 
 @pytest.mark.parametrize("name", ["gpt2", "opt-350m-kind", "qwen3", "gptj"])
-def test_the_simulator_agrees_with_the_reference(name: str) -> None:
-    errors = run(find_verified_engine("simulator").executor, name, "default")
+@pytest.mark.parametrize("engine", ["simulator", "network"])
+def test_what_is_constructed_agrees_with_the_reference(engine: str, name: str) -> None:
+    errors = run(find_verified_engine(engine).executor, name, "default")
     assert max(error.relative for error in errors) < 1e-11
     reference = run(TensorExecutor, name, "default")
     assert [(e.layer, e.module, e.phase) for e in errors] == [(e.layer, e.module, e.phase) for e in reference]
-    perturbed = run(find_verified_engine("simulator", stack=3, tie_blocks=False).executor, name, steps=2)
+    knobs: dict[str, Any] = {"stack": 3} | ({"tie_blocks": False} if engine == "simulator" else {})
+    perturbed = run(find_verified_engine(engine, **knobs).executor, name, steps=2)
     assert max(error.relative for error in perturbed if not error.by_difference) < 1e-11
     assert max(error.relative for error in perturbed) < 1e-7
 

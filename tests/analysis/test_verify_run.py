@@ -37,7 +37,7 @@ TRAIN = torch.arange(12)[None] < 8
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-grouped"])
-@pytest.mark.parametrize("engine", ["simulator", "fast", "reference"])
+@pytest.mark.parametrize("engine", ["simulator", "network", "fast", "reference"])
 def test_sound_engines_pass(name: str, engine: str) -> None:
     shares: list[float] = []
     report = verify(

@@ -119,14 +119,30 @@ def test_an_operator_that_is_no_part_of_a_transformer_is_refused(kind: str) -> N
         check_operators(found.model)
 
 
-@pytest.mark.sweep
 def test_a_layer_may_not_choose_by_what_it_computes() -> None:
     found = exported("network", "gpt2", make_rule("default"), 4)
-    gather = next(node for node in found.model.graph.node if node.op_type == "Gather" and "layers" in node.name)
-    gather.input[1] = found.model.graph.node[0].output[0]
-    with pytest.raises(tint.TintError, match="no part of a transformer: Gather; "):
-        check_operators(found.model)
-    assert any(count.operator == "Gather" for count in count_operators(found.model))
+    nodes = found.model.graph.node
+    computed = next(node for node in nodes if node.op_type == "MatMul").output[0]
+    for kind in ("Gather", "Slice", "Reshape", "Pad"):
+        chosen = next(node for node in nodes if node.op_type == kind and "layers" in node.name)
+        chosen.input[1], constant = computed, chosen.input[1]
+        with pytest.raises(tint.TintError, match=f"no part of a transformer: {kind}; "):
+            check_operators(found.model)
+        chosen.input[1] = constant
+        assert any(count.operator == kind for count in count_operators(found.model))
+    check_operators(found.model)
+
+
+@pytest.mark.parametrize("engine", ["network", "fast"])
+def test_padding_may_hold_any_number(engine: str) -> None:
+    found, batch = exported(engine, "llama", make_rule("default"), 7), make_batch(lengths=(7, 5), padding="left")
+    ids, attended, trains = (tensor[1:] for tensor in tensors(batch))
+    first, second = (
+        run_exported(found.model, (torch.where(attended == 1, ids, number), attended, trains))[0]
+        for number in (0, 999_999)
+    )
+    seen = attended.bool().numpy()
+    assert numpy.isfinite(second).all() and numpy.array_equal(first[seen], second[seen])
 
 
 def run_alone(graph: Path, text: Path, logits: Path) -> list[float]:

@@ -18,6 +18,8 @@ from patience import PATIENCE
 from safetensors.torch import load_file
 
 import tintformer as tint
+from tintbench.measuring import in_a_fresh_process
+from tintformer.bundled import read_text
 from tintformer.execution.batch import Batch
 from tintformer.network.network_engine import NetworkEngine
 from tintformer.simulator import checkpoint
@@ -90,6 +92,31 @@ def test_float32_stays_near() -> None:
     assert abs(float(outputs[0].loss) - float(outputs[1].loss)) < 1e-3
 
 
+@pytest.mark.parametrize("name", ["nano-llama", "nano-gpt2"])
+def test_the_bundled_models_learn_as_the_fast_engine_does(name: str) -> None:
+    model, rule = tint.load(name), tint.LearningRule(learning_rate=1e-3)
+    ids = model.tokenizer(read_text("visit"), return_tensors="pt").input_ids[:, :64]
+    train = torch.arange(64)[None] < 32
+    fast, network = (tint.Tint(model, rule, engine=engine)(ids, train_mask=train) for engine in ("fast", "network"))
+    torch.testing.assert_close(network.logits, fast.logits, rtol=0, atol=1e-3)
+    torch.testing.assert_close(network.loss, fast.loss, rtol=0, atol=1e-4)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc: run it on Linux")
+def test_a_bundled_model_fits_in_memory() -> None:
+    code = (
+        "import torch, tintformer as tint\n"
+        "from tintbench.measuring import peak_of\n"
+        "ids = torch.arange(64)[None] + 100\n"
+        "def work():\n"
+        "    sim = tint.Tint('nano-llama', tint.LearningRule(learning_rate=1e-3), engine='network')\n"
+        "    sim(ids, train_mask=ids < 132)\n"
+        "print(peak_of(work))\n"
+    )
+    peak = in_a_fresh_process("-c", code)
+    assert peak.size is not None and peak.size < 8e9, peak
+
+
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [
@@ -107,6 +134,27 @@ def test_float32_stays_near() -> None:
 def test_what_cannot_be_compiled_is_refused(knobs: dict[str, Any], message: str) -> None:
     with pytest.raises(tint.TintError, match=message):
         call(tint.Tint(make_model("gpt2"), make_rule("default"), engine="network", **knobs), make_batch())
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "remedy"), [(11, "shorten the text"), (6, "make them longer by `Batch.padded`")]
+)
+def test_a_compiled_network_refuses_sequences_of_another_length(num_tokens: int, remedy: str) -> None:
+    network = tint.compile(make_model("gpt2"), make_rule("default"), max_tokens=8)
+    batch = Batch.of(network.auxiliary, **make_batch(lengths=(num_tokens,)))
+    message = f"sequences of {num_tokens} tokens, but the network has 8; compile it with max_tokens={num_tokens}, or "
+    with pytest.raises(tint.InputError, match=message + remedy):
+        network.flags(batch)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_updates_of_a_row_that_is_not_there_are_refused(dense: bool) -> None:
+    network = tint.compile(make_model("gpt2"), make_rule("default"), max_tokens=11, dense=dense)
+    batch = Batch.of(network.auxiliary, **make_batch())
+    e = network.run(batch.input_ids, network.flags(batch))
+    for row in (3, -1):
+        with pytest.raises(tint.InputError, match=f"row={row} of 3 sequences"):
+            network.updates(e, row)
 
 
 def test_a_loop_cannot_keep_what_was_before() -> None:

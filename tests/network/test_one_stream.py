@@ -1,8 +1,9 @@
 # pyright: basic
 """The network is one stream and one list of layers: shown for every operation of a pass, layer by layer.
 
-- A layer computes with the stream that it is given, with its own constants, and with what it has made of them since;
-  nothing else is within reach, so nothing survives between layers but the stream (`Reach`).
+- A layer computes with the stream that it is given, with its own constants, and with what it has made of them since.
+  It is given what the layer before it returned, between layers nothing is computed, and within one no tensor becomes a
+  number of Python: so nothing survives between layers but the stream (`Reach`).
 - Layers that are not attention act within a token: change one token, and no other changes.
 - Attention is what a textbook calls so: each layer equals its dense form, which is four linear maps of the whole
   stream, positional terms, and a sum over all tokens (`dense_form`).
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -47,27 +49,37 @@ def make(name: str, rule: str = "default", **knobs: Any) -> tuple[tint.Network, 
 
 
 def tensors_of(e: Any) -> list[Tensor]:
-    return [e] if isinstance(e, Tensor) else [*e.text, *e.prefix]
+    return [e] if isinstance(e, Tensor) else [*e.text, *e.prefix, *e.velocity, *e.base]
 
 
 class Reach(TorchDispatchMode):
-    """Every operation of a layer must read the layer's stream, its constants, or what the layer has made of them."""
+    """Every operation of a pass must be one of a part of it: of the embedding, of a layer or of the head.
 
-    def __init__(self) -> None:
+    Those of a layer must read the layer's stream, its constants, or what the layer has made of them.
+    """
+
+    def __init__(self, network: tint.Network) -> None:
         super().__init__()
-        self.layer: nn.Module | None = None
+        self.network = network
+        self.part: nn.Module | None = None
+        self.stream: Any = None
+        """What the last part has returned."""
         self.known: dict[int, Any] = {}
         """Memory within reach, kept so that no address is used twice."""
         self.operations = 0
         self.foreign: list[str] = []
 
-    def enter(self, layer: nn.Module, args: Any) -> None:
-        self.layer, self.known = layer, {}
+    def enter(self, part: nn.Module, args: Any) -> None:
+        self.part, self.known = part, {}
+        if part is self.network.embed:
+            return
+        if args[0] is not self.stream:
+            self.foreign.append(f"{type(part).__name__} is given another stream than the part before it returned")
         self.allow(tensors_of(args[0]))
-        self.allow(layer.parameters())
+        self.allow(part.parameters())
 
-    def leave(self, layer: nn.Module, args: Any, output: Any) -> None:
-        self.layer = None
+    def leave(self, part: nn.Module, args: Any, output: Any) -> None:
+        self.part, self.stream = None, output
 
     def allow(self, tensors: Any) -> None:
         for tensor in tensors:
@@ -76,22 +88,25 @@ class Reach(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if self.layer is not None:
-            self.operations += 1
-            given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-            if any(tensor.untyped_storage()._cdata not in self.known for tensor in given):
-                self.foreign.append(f"{func} in {type(self.layer).__name__}")
-            self.allow(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+        if self.part is self.network.embed:
+            return result  # it reads ids and flags, which come from outside
+        self.operations += 1
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        reached = all(tensor.untyped_storage()._cdata in self.known for tensor in given)
+        # A number of Python is no tensor: nobody could see where it is used.
+        if self.part is None or not reached or func is torch.ops.aten._local_scalar_dense.default:
+            self.foreign.append(f"{func} in {'no part' if self.part is None else type(self.part).__name__}")
+        self.allow(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
         return result
 
 
 @contextmanager
 def watched(network: tint.Network) -> Iterator[Reach]:
-    reach = Reach()
+    reach = Reach(network)
     hooks = [
         handle
-        for layer in network.layers
-        for handle in (layer.register_forward_pre_hook(reach.enter), layer.register_forward_hook(reach.leave))
+        for part in (network.embed, *network.layers, network.head)
+        for handle in (part.register_forward_pre_hook(reach.enter), part.register_forward_hook(reach.leave))
     ]
     try:
         with reach:
@@ -122,6 +137,41 @@ def test_a_value_kept_beside_the_stream_is_found(monkeypatch: pytest.MonkeyPatch
     with torch.no_grad(), watched(network) as reach:
         network(batch.input_ids, flags)
     assert reach.foreign and all("ActivationUnit" in line for line in reach.foreign)
+
+
+def test_a_number_of_python_kept_beside_the_stream_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, batch, flags = make("gpt2")
+    kept: dict[str, float] = {}
+
+    def keep(self: Any, *regions: Tensor) -> Any:
+        kept.setdefault("x", float(regions[0].sum()))
+        return [self.unit(x) + kept["x"] for x in regions]
+
+    monkeypatch.setattr(ActivationUnit, "compute", keep)
+    with torch.no_grad(), watched(network) as reach:
+        network(batch.input_ids, flags)
+    assert reach.foreign and all("_local_scalar_dense" in line for line in reach.foreign)
+
+
+@pytest.mark.parametrize("sabotage", ["kept", "shifted"])
+def test_what_happens_between_layers_is_found(monkeypatch: pytest.MonkeyPatch, sabotage: str) -> None:
+    network, batch, flags = make("gpt2")
+
+    def run(self: tint.Network, input_ids: Tensor, flags: Any) -> Any:
+        e, kept = self.embed(input_ids, flags), {}
+        for number, layer in enumerate(self.layers):
+            e = layer(e)
+            if number == 5:
+                kept["e"] = e.text if sabotage == "kept" else tuple(torch.cat((x[:, 1:], x[:, :1]), 1) for x in e.text)
+            elif number == 20:  # nothing is computed: an older text stands in the stream
+                e = replace(e, text=(kept["e"][0], *e.text[1:]))
+        return e
+
+    monkeypatch.setattr(tint.Network, "run", run)
+    with torch.no_grad(), watched(network) as reach:
+        network(batch.input_ids, flags)
+    assert any("another stream" in line for line in reach.foreign)
+    assert any("cat.default in no part" in line for line in reach.foreign) == (sabotage == "shifted")
 
 
 def steps_of(network: tint.Network, batch: Batch, flags: Any) -> Iterator[tuple[Any, Stream, Stream]]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tintformer.execution.batch import Batch
-from tintformer.network.layers import Layer, Quantity
+from tintformer.network.layers import Layer, Quantity, WeightMap
 from tintformer.network.network import Network
 
 Place = tuple[int, str]
@@ -33,8 +33,8 @@ class LayerRow:
     freed: tuple[Place, ...]
     cleared: tuple[Place, ...]
     """Slots that are set to zero, because what stood there is no longer needed and another quantity comes."""
-    block: str | None
-    """The op whose prefix tokens it reads or changes."""
+    blocks: tuple[str, ...]
+    """The ops whose prefix tokens it reads or changes."""
     changes_prefix: bool
 
 
@@ -50,7 +50,6 @@ def list_layers(network: Network) -> list[LayerRow]:
         clears = layer.op == "clear"
         reads = {} if clears else _places(layer.reads, layer.read_slots)
         writes = tuple(_places(layer.writes, layer.write_slots).values())
-        block: int | None = getattr(getattr(layer, "matrix", layer), "block", None)
         rows.append(
             LayerRow(
                 number=number,
@@ -63,11 +62,19 @@ def list_layers(network: Network) -> list[LayerRow]:
                 writes=() if clears else writes,
                 freed=tuple(reads[each] for each in reads if last[each] == number),
                 cleared=writes if clears else (),
-                block=None if block is None else blocks[block],
+                blocks=tuple(blocks[number] for number in _blocks_of(layer)),
                 changes_prefix=not layer.writes,
             )
         )
     return rows
+
+
+def _blocks_of(layer: Layer) -> tuple[int, ...]:
+    """The numbers of the ops whose prefix tokens a layer reads or changes."""
+    if isinstance(layer, WeightMap):
+        return layer.blocks
+    block: int | None = getattr(getattr(layer, "matrix", layer), "block", None)
+    return () if block is None else (block,)
 
 
 def _places(quantities: tuple[Quantity, ...], slots: list[int] | list[int | None]) -> dict[Quantity, Place]:
@@ -76,22 +83,29 @@ def _places(quantities: tuple[Quantity, ...], slots: list[int] | list[int | None
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LayerValues:
-    """What a layer has left in the stream: of each slot that it writes, or how far it has moved its prefix tokens."""
+    """What a layer has left in the stream: of each slot that it writes, or how far it has moved prefix tokens."""
 
     row: LayerRow
     written: dict[Place, Tensor]
     """`[B, T, W]`, as it stands in the slot."""
-    moved: Tensor | None
+    moved: dict[str, Tensor]
+    """By op, how far its weights have moved: `[B, prefix tokens, S, W]`."""
+    sped_up: dict[str, Tensor]
+    """By op, the change of its velocity; none without momentum."""
 
 
 @torch.no_grad()
 def watch(network: Network, batch: Batch) -> Iterator[LayerValues]:
     """Run a batch layer by layer and read from the stream what each layer has changed."""
-    e = network.embed(batch.input_ids, network.flags(batch))
+    e, ops = network.embed(batch.input_ids, network.flags(batch)), list(network.shapes)
     for layer, row in zip(network.layers, list_layers(network), strict=True):
         before, e = e, layer(e)
-        moved = None
-        if row.changes_prefix and row.block is not None:
-            block = list(network.shapes).index(row.block)
-            moved = e.prefix[block] - before.prefix[block]
-        yield LayerValues(row=row, written={place: e.text[place[0]] for place in row.writes}, moved=moved)
+        changed = {name: ops.index(name) for name in row.blocks} if row.changes_prefix else {}
+        yield LayerValues(
+            row=row,
+            written={place: e.text[place[0]] for place in row.writes},
+            moved={name: e.prefix[number] - before.prefix[number] for name, number in changed.items()},
+            sped_up={name: e.velocity[number] - before.velocity[number] for name, number in changed.items()}
+            if e.velocity
+            else {},
+        )

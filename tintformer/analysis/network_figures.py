@@ -222,8 +222,8 @@ def prefix_figure() -> Figure:
     panel: Any = figure.subplots()
     by_touch: dict[str, list[Bar]] = {name: [] for name in TOUCHES}
     for row in rows:
-        if row.block is not None:
-            place = network.frame.block(ops.index(row.block))
+        for block in row.blocks:
+            place = network.frame.block(ops.index(block))
             touch = "changed" if row.changes_prefix else "read by the text"
             by_touch[touch].append((place.start, place.stop, row.number, row.number + 1))
     panel.hlines(starts[1:], 0, len(rows), color=GREY, lw=0.4)

@@ -139,7 +139,12 @@ def _values_record(each: LayerValues, token: int, first: int) -> Record:
         }
         for (slot, name), value in each.written.items()
     ]
-    return asdict(each.row) | {"values": values, "moved": None if each.moved is None else rms(each.moved[0])}
+    changes = {"moved": each.moved, "sped_up": each.sped_up}
+    return (
+        asdict(each.row)
+        | {"values": values}
+        | {kind: {op: rms(change[0]) for op, change in by_op.items()} for kind, by_op in changes.items()}
+    )
 
 
 def _print(record: Record) -> None:
@@ -157,8 +162,8 @@ def _print(record: Record) -> None:
     for row in record["layers"]:
         step = "" if row["step"] is None else f", step {row['step']}"
         say(f"\nlayer {row['number']}: {row['kind']}, {row['op']} ({row['phase']}{step})")
-        if row["block"] is not None:
-            say(f"  prefix tokens of {row['block']}{_moved(row)}")
+        for op in row["blocks"]:
+            say(f"  prefix tokens of {op}{_moved(row, op)}")
         _print_places("reads", row["reads"])
         if "values" in row:
             for value in row["values"]:
@@ -170,10 +175,13 @@ def _print(record: Record) -> None:
         _print_places("clears", row["cleared"])
 
 
-def _moved(row: Record) -> str:
+def _moved(row: Record, op: str) -> str:
     if not row["changes_prefix"]:
         return ""
-    return " change" if row.get("moved") is None else f" change by rms {_number(row['moved'])}"
+    if "moved" not in row:
+        return " change"
+    faster = f", their velocity by {_number(row['sped_up'][op])}" if op in row["sped_up"] else ""
+    return f" change by rms {_number(row['moved'][op])}{faster}"
 
 
 def _print_places(verb: str, places: list[Any]) -> None:

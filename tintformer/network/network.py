@@ -301,6 +301,11 @@ class Network(nn.Module):
         Args:
             batch: Sequences of `max_tokens` tokens; `Batch.padded` makes them so long.
         """
+        num_tokens = batch.input_ids.shape[1]
+        if num_tokens != self.frame.num_tokens:
+            remedy = f"compile it with max_tokens={num_tokens}, or "
+            remedy += "shorten the text" if num_tokens > self.frame.num_tokens else "make them longer by `Batch.padded`"
+            raise InputError(f"sequences of {num_tokens} tokens, but the network has {self.frame.num_tokens}; {remedy}")
         self._require_targets(batch)
         return Flags.of(batch, self.rule)
 
@@ -329,6 +334,9 @@ class Network(nn.Module):
     def learnt(self, e: Any, row: int = 0) -> dict[Weight, Tensor]:
         """The same by weight."""
         stream = Stream.unpack(e, self.frame) if self.dense else e
+        num_rows = len(stream.text[0])
+        if not 0 <= row < num_rows:
+            raise InputError(f"row={row} of {num_rows} sequences; they are counted from 0")
         found: dict[Weight, Tensor] = {}
         for number, (name, shape) in enumerate(self.shapes.items()):
             before, after = self.embed.prefix[number], stream.prefix[number]

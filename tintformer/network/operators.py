@@ -38,6 +38,11 @@ ALLOWED_IN_EMBED: dict[str, frozenset[str]] = {
     # Tokens are counted, padding left out, and rotary positions are angles: what a tokenizer or a table could give.
     "positions": frozenset({"Cos", "CumSum", "Sin"}),
 }
+PLACED_BY_NUMBERS = frozenset(
+    {"Expand", "Gather", "Pad", "ReduceMax", "ReduceMean", "ReduceSum", "Reshape", "Slice", "Split", "Squeeze", "Tile"}
+    | {"Unsqueeze"}
+)
+"""Operators whose inputs but the first say where, along which axis or how many."""
 
 
 @dataclass(frozen=True)
@@ -67,14 +72,16 @@ def check_operators(model: onnx.ModelProto) -> None:
     """Refuse a network with an operator that is no part of a transformer."""
     everywhere = frozenset[str]().union(*ALLOWED.values())
     in_embed = everywhere.union(*ALLOWED_IN_EMBED.values())
-    stored = {tensor.name for tensor in model.graph.initializer}
-    foreign = {
-        node.op_type
-        for node in model.graph.node
-        if node.op_type not in (in_embed if _in_embed(node) else everywhere)
-        # A number that is computed would make a layer choose by data.
-        or (node.op_type == "Gather" and not _in_embed(node) and node.input[1] not in stored)
-    }
+    fixed = {tensor.name for tensor in model.graph.initializer}
+    """Whatever the input holds: constants, shapes, and what is made of these alone."""
+    foreign: set[str] = set()
+    for node in model.graph.node:
+        if node.op_type == "Shape" or all(name in fixed for name in node.input):
+            fixed.update(node.output)
+        # A place or a size that is computed from data would make a layer choose by them.
+        chooses = node.op_type in PLACED_BY_NUMBERS and not all(name in fixed for name in node.input[1:])
+        if node.op_type not in (in_embed if _in_embed(node) else everywhere) or (chooses and not _in_embed(node)):
+            foreign.add(node.op_type)
     if foreign:
         raise TintError(
             f"the network's graph has operators that are no part of a transformer: {', '.join(sorted(foreign))}; "
