@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import MODELS, RULES, VOCABULARY, call, make_batch, make_model, make_rule
+from cases import MODELS, RULES, VOCABULARY, call, make_batch, make_model, make_rule, some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from patience import PATIENCE
@@ -149,21 +149,21 @@ def test_threads_change_nothing_but_rounding() -> None:
     assert torch.equal(runs[1], runs[2])  # two identical passes over the same tensors
 
 
-@pytest.mark.sweep
-def test_torch_compile_does_not_break_it() -> None:
+@pytest.mark.parametrize("engine", some(["fast", "reference", "simulator"]))
+def test_torch_compile_around_a_call_changes_nothing(engine: str) -> None:
     """In a process of its own: the shape checks of the test run are no code that users compile."""
     code = """
 import sys, torch, tintformer as tint
 sys.path.insert(0, sys.argv[1])
 from cases import make_batch, make_model, make_rule
-sim, batch = tint.Tint(make_model("gpt2"), make_rule("default")), make_batch()
+sim, batch = tint.Tint(make_model("gpt2"), make_rule("default"), engine=sys.argv[2]), make_batch()
 def logits(ids, train, attended):
     return sim(ids, train_mask=train, attention_mask=attended).logits
 inputs = batch["input_ids"], batch["train_mask"], batch["attention_mask"]
 print(float((torch.compile(logits, backend="eager")(*inputs) - logits(*inputs)).abs().max()))
 """
-    tests = str(Path(__file__).parents[1])
-    done = subprocess.run([sys.executable, "-c", code, tests], capture_output=True, text=True, timeout=PATIENCE)
+    command = [sys.executable, "-c", code, str(Path(__file__).parents[1]), engine]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr[-2000:]
     assert float(done.stdout) < 1e-10
 

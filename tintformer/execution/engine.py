@@ -49,10 +49,16 @@ def own_settings(auxiliary: Auxiliary) -> Generator[None]:
 
 
 def undisturbed(method: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Let a method of what has an auxiliary compute with `own_settings`."""
+    """Let a method of what has an auxiliary compute with `own_settings`, and as it is written.
+
+    `torch.compile` around a call leaves it out: traced, the walk has been seen to leave steps out without a word, and a
+    pass that decides by its data has little to gain.
+    """
 
     @wraps(method)
     def alone(*args: Parameters.args, **keywords: Parameters.kwargs) -> Result:
+        if torch.compiler.is_compiling():  # only then: importing the compiler takes seconds
+            return torch.compiler.disable(alone)(*args, **keywords)
         with own_settings(cast(Any, args[0]).auxiliary):
             return method(*args, **keywords)
 
