@@ -49,11 +49,15 @@ def own_settings(auxiliary: Auxiliary) -> Generator[None]:
 
 
 def undisturbed(method: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Let a method of what has an auxiliary compute with `own_settings`."""
+    """Let a method of what has an auxiliary compute with `own_settings`, and only on batches that fit its rule."""
 
     @wraps(method)
     def alone(*args: Parameters.args, **keywords: Parameters.kwargs) -> Result:
-        with own_settings(cast(Any, args[0]).auxiliary):
+        owner = cast(Any, args[0])
+        for given in (*args, *keywords.values()):
+            if isinstance(given, Batch):
+                given.require_steps(owner.rule)  # here, because every engine meets its batches so
+        with own_settings(owner.auxiliary):
             return method(*args, **keywords)
 
     return alone
