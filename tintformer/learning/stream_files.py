@@ -23,9 +23,9 @@ from tintformer.auxiliary.ops import Weight
 from tintformer.engines.fast.updates import Factors, MatrixUpdate, RunningMatrix, Updates
 from tintformer.errors import LoadError, TintError
 from tintformer.execution.continuation import KeyValueCache
-from tintformer.learning.update_files import base_hash, read_object, read_rule, weight_keys
+from tintformer.learning.update_files import base_hash, read_object, read_rule, read_tensors, weight_keys
 from tintformer.rule.optimiser import Moments
-from tintformer.storage.checksums import CHECKSUM, Checksum, write_tensors
+from tintformer.storage.checksums import CHECKSUM, write_tensors
 from tintformer.storage.untrusted import is_finite
 from tintformer.storage.whole_files import check_file, whole_file
 from tintformer.version import __version__
@@ -87,20 +87,7 @@ def read_state(path: Path, auxiliary: Auxiliary) -> StreamState:
 
 def read_kept(path: Path, auxiliary: Auxiliary) -> tuple[StreamState, Kept | None]:
     """The same, with what its reader has kept beside it, which it has to check itself."""
-    from safetensors import SafetensorError, safe_open
-
-    if path.exists() and not path.is_file():
-        raise LoadError(f"cannot read the state {path}: it is no regular file")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = _checked_metadata(file.metadata() or {}, path)
-            tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
-    except (OSError, SafetensorError) as error:
-        raise LoadError(f"cannot read the state {path}: {error}") from error
-    checksum = Checksum(metadata)
-    for name, tensor in tensors.items():
-        checksum.add(name, tensor)
-    checksum.check(path)
+    metadata, tensors = read_tensors(path, "state", _check_metadata)
     if metadata["base"] != base_hash(auxiliary):
         raise LoadError(
             f"{path} is the state of a stream with other weights ({metadata['base_name']!r:.80}) than those of "
@@ -118,12 +105,11 @@ def read_kept(path: Path, auxiliary: Auxiliary) -> tuple[StreamState, Kept | Non
         raise LoadError(f"{path} does not fit its base and rule ({error!s:.120}); stream the document anew") from error
 
 
-def _checked_metadata(metadata: Mapping[str, str], path: Path) -> Mapping[str, str]:
+def _check_metadata(metadata: Mapping[str, str], path: Path) -> None:
     if (found := metadata.get("format")) != FORMAT:
         raise LoadError(f"{path} is no state of a stream of this version (format {found!r:.80}, not {FORMAT!r})")
     if odd := sorted(metadata.keys() - {_KEPT} ^ _METADATA):
         raise LoadError(f"{path} lacks metadata or has unknown ones ({odd!s:.80}); stream the document anew")
-    return metadata
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
