@@ -3,7 +3,8 @@
 One safetensors file with a checksum. Tensors are named after the weight (`#0` to `#2` for parts of a fused one) or the
 attention, and their kind: `matrix` (the updated matrix of every row), `change`, factors (`x0`, `g0`, `rate0`,
 `velocity0`), `vector`, and the optimiser's `velocity`, `square`, `count`; `key` and `value` of the cache, and
-`cache|seen`, `cache|positions`. Metadata are texts: the base's hash, the rule, the settings, where each row stands.
+`cache|seen`, `cache|positions`. Metadata are texts: the base's hash, the rule, the settings, where each row stands, and
+the hash of the statistics that `rms` divides by.
 Whoever reads a text may keep notes and tensors (`kept|NAME`) of its own in the same file.
 """
 
@@ -65,6 +66,7 @@ def write_state(target: Path, state: StreamState, kept: Kept | None = None) -> N
                 "settings": asdict(state.settings),
                 "rows": [asdict(past) for past in state.pasts],
                 "steps_made": state.memory.steps_made,
+                "statistics": state.statistics_hash(),
             }
         ),
     }
@@ -164,7 +166,11 @@ def _as_state(auxiliary: Auxiliary, rule: Any, stream: dict[str, Any], tensors: 
     from tintformer.learning.streams import Past, StreamSettings, StreamState
 
     settings = StreamSettings(**stream["settings"])
-    state = StreamState(auxiliary, rule, settings, len(stream["rows"]))
+    # None of another optimiser, and of `rms` in a file from before they were noted: then nothing can be compared.
+    statistics = stream.get("statistics")
+    if not isinstance(statistics, str | None):
+        raise LoadError(f"its statistics are a {type(statistics).__name__}, and must be a hash")
+    state = StreamState(auxiliary, rule, settings, len(stream["rows"]), statistics=statistics)
     state.pasts = [Past(**row) for row in stream["rows"]]
     state.memory.steps_made = [int(made) for made in stream["steps_made"]]
     # Into memory of its own: a file that is mapped lies elsewhere than what was saved, and sums may round otherwise.
