@@ -263,7 +263,7 @@ def test_tokens_that_are_fixed_stay() -> None:
         return stream()(ids, document_ids)
 
     fixed = torch.arange(TOKENS) < 12
-    assert tint.audit(score, text(), DOCUMENTS, fixed=fixed, vocabulary=VOCABULARY).passed
+    assert tint.audit(score, text(), DOCUMENTS, fixed=fixed, vocabulary=VOCABULARY, places=8).passed
     assert all(torch.equal(ids[:12], text()[:12]) for ids in seen) and len({tuple(ids.tolist()) for ids in seen}) > 8
 
 
@@ -277,10 +277,34 @@ def test_divergence_on_a_changed_text_shows_nothing() -> None:
     assert certificate.diverged == 4 and certificate.check("later tokens").verdict == "not checked"
 
 
+def test_a_leak_that_reaches_over_two_parts_is_met_and_a_shorter_one_may_be_missed() -> None:
+    def leaks_at(start: int, end: int) -> Callable[[Tensor], Tensor]:
+        """All scores right but those from `start` on, which know what comes up to before `end`."""
+
+        def score(ids: Tensor) -> Tensor:
+            rows = torch.zeros(len(ids), VOCABULARY)
+            rows[start:end, ids[end - 1]] += 1
+            return rows.log_softmax(-1)
+
+        return score
+
+    found = {
+        (width, places): [
+            tint.audit(leaks_at(start, start + width), text(96), places=places, seed=start).passed
+            for start in range(0, 97 - width, 5)
+        ]
+        for width, places in ((11, 16), (23, 8), (7, 8))
+    }
+    assert not any(found[11, 16]) and not any(found[23, 8])  # of parts of 6 and of 12 tokens
+    assert any(found[7, 8])
+    # Whoever reads that it has passed reads at how many places.
+    assert "at 8 of 96 places" in repr(tint.audit(leaks_at(0, 1), text(96), places=8))
+
+
 def test_a_certificate_is_short_and_complete(tmp_path: Path) -> None:
     certificate = tint.audit(normaliser_with_the_target, text(), places=2)
     assert repr(certificate) == (
-        "<Certificate of normaliser_with_the_target: FAILED (own token); 24 tokens, 2 places, "
+        "<Certificate of normaliser_with_the_target: FAILED (own token) at 2 of 23 places; 24 tokens, "
         f"tolerance {certificate.tolerance:.3g}, not checked: another document>"
     )
     certificate.save(tmp_path / "it.json")
@@ -288,7 +312,9 @@ def test_a_certificate_is_short_and_complete(tmp_path: Path) -> None:
     assert record == json.loads(certificate.to_json()) and record["passed"] is False
     assert record["findings"][0]["text"].startswith("own token: token ")
     verdicts = [row["verdict"] for row in certificate.rows()]
-    assert verdicts == ["failed", "passed", "not checked: there is one document", "passed", "passed"]
+    at = "at 2 of 23 places"
+    assert record["possible_places"] == 23 and len(record["places"]) == 2
+    assert verdicts == [f"failed {at}", f"passed {at}", "not checked: there is one document", "passed", "passed"]
 
 
 def test_bad_input_is_one_line() -> None:

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import forked
@@ -14,7 +17,10 @@ import torch
 from tiny import BOS, TEXT, save_model
 
 import tintformer as tint
+from tintformer.cli import stream as command
+from tintformer.learning.streams import StreamSettings
 from tintformer.learning.text import encode, find_tokenizer
+from tintformer.study.text_stream import Document, TextStream
 
 RATE = ("--learning-rate", "0.01")
 HOW = ("--chunk", "16", "--window", "48")
@@ -76,6 +82,43 @@ def test_a_stream_is_that_of_the_package_beside_the_model_as_it_is(place: Path, 
     assert rows[0] == "document,start,tokens,nats before,nats after" and len(rows) == 1 + sum(
         -(-document["tokens"] // 16) for document in record["documents"]
     )
+
+
+def test_the_line_of_progress_has_speed_and_gain_of_what_this_run_has_read(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[tuple[str, float]] = []
+    clock = count(100)  # a second a chunk
+    monkeypatch.setattr(command, "doing", lambda text, share: said.append((text, share)))
+    monkeypatch.setattr(command, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    model, rule = tint.load(place / "model"), tint.LearningRule(learning_rate=0.01)
+    text = Document(name="text", input_ids=encode(find_tokenizer(str(place / "model")), TEXT).input_ids[:40])
+
+    def opened() -> TextStream:
+        settings = StreamSettings(chunk=16, window=48)
+        return TextStream(model, rule, [text], settings, file=tmp_path / "state", every=1)
+
+    reading = opened()
+    tell, gains = command.progress(reading), list[float]()
+
+    def stop_after_two(now: TextStream) -> None:
+        tell(now)
+        before, after = now.losses()
+        gains.append(math.exp(after - before) - 1)
+        if len(gains) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reading.read(stop_after_two)
+    again = opened()
+    again.read(command.progress(again))
+    before, after = again.losses()
+    gains.append(math.exp(after - before) - 1)
+    assert gains[0] == 0 and gains[1] != 0  # nothing has been learnt before the first chunk
+    for (line, share), speed, gain, read in zip(said, (16, 16, 8), gains, (16, 32, 40), strict=True):
+        assert line.startswith(f"{speed} tokens/s, perplexity {gain:+.1%} (") and line.endswith(f"{read} of 40 tokens")
+        assert share == read / 40
+    assert f"({math.exp(before):.2f} -> {math.exp(after):.2f})" in said[-1][0]
 
 
 def test_special_tokens_are_said_or_left_out(place: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -55,6 +56,27 @@ def with_row(mask: torch.Tensor, row: int, value: Any) -> torch.Tensor:
 def test_inputs(sim: tint.Tint, ids: torch.Tensor, knobs: dict[str, Any], message: str) -> None:
     with pytest.raises(tint.InputError, match=message):
         sim(ids, **knobs)
+
+
+@pytest.mark.parametrize("engine", ["fast", "reference", "oracle", "simulator", "network"])
+def test_a_step_that_the_rule_does_not_make(engine: str) -> None:
+    sim, steps = tint.Tint(make_model("gpt2"), make_rule("full", steps=2), engine=engine), torch.full_like(IDS, 2)
+    steps[:, 0] = steps[:, 4:] = 9  # of tokens that are no targets, which no step trains on
+    sim(IDS, train_mask=TRAIN, step_ids=steps)
+    steps[1, 3] = 3
+    with pytest.raises(tint.InputError, match=r"row 1 has step 3 for token 3 but .* steps=2, .* use steps=3"):
+        sim(IDS, train_mask=TRAIN, step_ids=steps)
+
+
+def test_a_step_too_many_is_refused_wherever_a_rule_meets_a_batch(sim: tint.Tint) -> None:
+    ids = IDS.repeat(1, 8)  # long enough for a rate to be tried
+    masks: Any = {"train_mask": ids > 0, "step_ids": torch.full_like(ids, 2)}
+    simulator = tint.build(sim.auxiliary, sim.rule)
+    automatic = tint.Tint(sim.auxiliary, make_rule("default", learning_rate="auto"))
+    search = partial(tint.choose_rate, sim.auxiliary, sim.rule)
+    for learn in (sim.adapt, sim.adapt(IDS).adapt, simulator, automatic, search):
+        with pytest.raises(tint.InputError, match="has step 2 for token 1 but the rule makes steps=1"):
+            learn(ids, **masks)
 
 
 def test_longer_than_learned_positions(sim: tint.Tint) -> None:

@@ -169,6 +169,31 @@ def test_a_state_goes_on_to_the_bit(optimiser: str, dtype: torch.dtype, tmp_path
         assert all(torch.equal(found[name], update) for name, update in expected.items())
 
 
+def test_a_state_goes_on_with_its_own_statistics_only(tmp_path: Path) -> None:
+    model, rule, ids = tint.load(make_model("gpt2")), make_rule("full", optimizer="rms"), tokens(1, 20)
+    given, file = statistics_of(model.model), tmp_path / "state"
+    other = {name: 2 * values for name, values in given.items()}
+    how: dict[str, Any] = {"chunk": 8, "window": 16}
+    whole = [piece.token_loss for piece in tint.Tint(model, rule, statistics=given).stream(ids, **how)]
+
+    def first() -> StreamState:
+        return next(tint.Tint(model, rule, statistics=given).stream(ids, **how)).state
+
+    def go_on(state: StreamState, statistics: dict[str, Tensor]) -> list[Tensor]:
+        sim = tint.Tint(model, rule, statistics=statistics)
+        return [piece.token_loss for piece in sim.stream(ids[:, 8:], **how, state=state)]
+
+    first().save(file)
+    for state in (first(), StreamState.load(file, model)):
+        with pytest.raises(tint.InputError, match="a stream with other statistics; go on with the same"):
+            go_on(state, other)
+        copies = {name: values.clone() for name, values in given.items()}
+        assert all(map(torch.equal, go_on(state, copies), whole[1:]))
+    # Of another rule there are none to compare.
+    *_, last = tint.Tint(model, make_rule("full")).stream(ids, **how)
+    assert last.state.statistics_hash() is None
+
+
 def test_what_a_row_has_learnt_is_a_model() -> None:
     ids = tokens(2, 30)
     sim = tint.Tint(make_model("gpt2"), make_rule("full"))

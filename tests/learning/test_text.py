@@ -56,6 +56,20 @@ def test_bad_sources(tmp_path: Path) -> None:
         read_text(file=tmp_path)
 
 
+def test_the_name_of_a_file_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("story").write_text("The lamp is red.")
+    for name in ("story", str(tmp_path / "story")):
+        with pytest.raises(InputError, match="story' is the name of a file; read it with --file, or give -"):
+            read_text(name)
+        with pytest.raises(InputError, match=r"story' is the name of a file; give a pathlib\.Path"):
+            given_text(name)
+    assert given_text("story\n") == "story" and given_text(Path("story")) == "The lamp is red."
+    # Neither a directory nor what no path can be is a file.
+    for text in (str(tmp_path), "no such story", "long " * 2000, "two\nlines"):
+        assert read_text(text) == given_text(text) == text
+
+
 def test_tokens_join_to_the_text_and_bos_stands_there_once() -> None:
     tokenizer = make_tokenizer()
     encoded = encode(tokenizer, TEXT)

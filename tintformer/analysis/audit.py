@@ -41,7 +41,7 @@ def audit(
     ids: Array,
     document_ids: Array | None = None,
     *,
-    places: int = 8,
+    places: int = 16,
     seed: int = 0,
     vocabulary: int | None = None,
     tolerance: float = 0.0,
@@ -60,7 +60,8 @@ def audit(
             which case neither own tokens nor sums of probabilities are checked. NaN: this token has no score.
         ids: The tokens `[T]` of a text: a tensor, an array of numpy, or a list.
         document_ids: The document of each token, `[T]`. No score may depend on another document.
-        places: How many places are tried. Few may miss a leak that only some tokens show.
+        places: How many places are tried, one in each of so many equal parts of the text, for two calls each. A leak
+            within a part may lie between two places and be missed; one that reaches over two parts is met.
         seed: Draws places and tokens.
         vocabulary: Tokens to draw from are 0 to vocabulary - 1; None: those that occur in the text.
         tolerance: Differences in nats that count as none, also where identical runs do not differ.
@@ -87,6 +88,7 @@ def audit(
         documents=len(auditor.documents.unique()),
         text=hashlib.sha256(contents).hexdigest(),
         places=tuple(chosen),
+        possible_places=len(auditor.possible_places()),
         seed=seed,
         runs=auditor.runs,
         identical_runs=auditor.identical_runs,
@@ -204,14 +206,18 @@ class _Auditor:
         for row in wrong.argsort(descending=True, stable=True)[: min(NAMED, self.leaked["distribution"])].tolist():
             self.findings.append(Finding(kind="distribution", score=row, token=None, difference=float(wrong[row])))
 
-    def choose_places(self, number: int) -> list[int]:
-        """One in each of so many parts of the text, where a score stands that the rest must not move."""
+    def possible_places(self) -> list[int]:
+        """Wherever the rest can be replaced, and a score stands that must not move with it."""
         shown = self.scored
         if not self.has_distributions:
             # A token's own score moves with it; that of the token before it must not.
             shown = torch.zeros_like(shown)
             shown[1:] = self.scored[:-1] & (self.documents[1:] == self.documents[:-1])
-        candidates = (shown & self.free).nonzero().flatten().tolist()
+        return (shown & self.free).nonzero().flatten().tolist()
+
+    def choose_places(self, number: int) -> list[int]:
+        """One in each of so many parts of the text."""
+        candidates = self.possible_places()
         if not candidates:
             raise InputError("no token can be changed after one that is scored; give a longer text")
         number = min(number, len(candidates))

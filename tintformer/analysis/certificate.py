@@ -82,6 +82,8 @@ class Certificate:
     """SHA-256 of the token ids and document ids, as JSON."""
     places: tuple[int, ...]
     """Where the rest of a document was replaced: by random tokens, and by one repeated token."""
+    possible_places: int
+    """How many there could have been. A leak that shows only between two places is not met."""
     seed: int
     """Draws the places and the tokens."""
     runs: int
@@ -104,6 +106,11 @@ class Certificate:
         return not self.findings
 
     @property
+    def extent(self) -> str:
+        """How much was tried: `at 16 of 511 places`."""
+        return f"at {len(self.places)} of {self.possible_places} places"
+
+    @property
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds of what was found."""
         return tuple(dict.fromkeys(finding.kind for finding in self.findings))
@@ -120,8 +127,8 @@ class Certificate:
         verdict = "passed" if self.passed else f"FAILED ({', '.join(self.kinds)})"
         unchecked = [check.kind for check in self.checks if check.verdict == "not checked"]
         left = f", not checked: {', '.join(unchecked)}" if unchecked else ""
-        tried = f"{self.tokens} tokens, {len(self.places)} places, tolerance {self.tolerance:.3g}"
-        return f"<Certificate of {self.name}: {verdict}; {tried}{left}>"
+        tried = f"{self.tokens} tokens, tolerance {self.tolerance:.3g}"
+        return f"<Certificate of {self.name}: {verdict} {self.extent}; {tried}{left}>"
 
     def rows(self) -> list[dict[str, str]]:
         """The checks as a table."""
@@ -130,10 +137,16 @@ class Certificate:
                 "looked for": _QUESTIONS[check.kind],
                 "tried": str(check.tried),
                 "found": str(check.leaked),
-                "verdict": check.verdict + (f": {check.reason}" if check.reason else ""),
+                "verdict": self._verdict(check),
             }
             for check in self.checks
         ]
+
+    def _verdict(self, check: Check) -> str:
+        if check.reason:
+            return f"{check.verdict}: {check.reason}"
+        # What places show says at how many it was looked for; the others have tried all that there is.
+        return f"{check.verdict} {self.extent}" if check.kind in ("own token", "later tokens") else check.verdict
 
     def record(self) -> dict[str, Any]:
         """Everything, for programs."""

@@ -53,9 +53,8 @@ def bootstrap(
     statistic = statistic or (lambda first, second=0.0: first - second)
     count = values.shape[1]
     drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=resamples)
-    tail = 100 * (1 - level) / 2
-    low, high = np.percentile(statistic(*(values @ drawn.T / count)), [tail, 100 - tail])
-    return Estimate(value=float(statistic(*(fmean(row) for row in samples))), low=float(low), high=float(high))
+    value = float(statistic(*(fmean(row) for row in samples)))
+    return _between_percentiles(value, statistic(*(values @ drawn.T / count)), level)
 
 
 def two_way_bootstrap(
@@ -98,9 +97,7 @@ def two_way_bootstrap(
     drawn = drawn[np.isfinite(drawn)]
     if not len(drawn):
         return Estimate(value=whole, low=float("nan"), high=float("nan"))
-    tail = 100 * (1 - level) / 2
-    low, high = np.percentile(drawn, [tail, 100 - tail])
-    return Estimate(value=whole, low=float(low), high=float(high))
+    return _between_percentiles(whole, drawn, level)
 
 
 def crossed_bootstrap(
@@ -128,9 +125,16 @@ def crossed_bootstrap(
         others = np.asarray(control, dtype=np.float64)
         means = means - (_drawn(others.shape[0], resamples, 2) @ others * columns).sum(1)
         mean -= float(others.mean())
+    return _between_percentiles(mean, means, level)
+
+
+def _between_percentiles(value: float, drawn: Any, level: float) -> Estimate:
+    """A number, and the interval that holds so large a part of what resamples gave, with equal tails."""
+    import numpy as np
+
     tail = 100 * (1 - level) / 2
-    low, high = np.percentile(means, [tail, 100 - tail])
-    return Estimate(value=mean, low=float(low), high=float(high))
+    low, high = np.percentile(drawn, [tail, 100 - tail])
+    return Estimate(value=value, low=float(low), high=float(high))
 
 
 @lru_cache(maxsize=32)

@@ -74,7 +74,7 @@ def audit(
     tokens: Annotated[
         int | None, typer.Option(min=4, help=f"Use at most so many tokens of each document; {TOKENS} by default.")
     ] = None,
-    places: Annotated[int, typer.Option(min=1, max=10_000, help="Places at which the rest is replaced.")] = 8,
+    places: Annotated[int, typer.Option(min=1, max=10_000, help="Places at which the rest is replaced.")] = 16,
     seed: Annotated[int, typer.Option(min=0, max=2**62, help="Draws places and tokens.")] = 0,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the certificate here, as JSON.")] = None,
     dtype: Dtype = "float32",
@@ -247,6 +247,6 @@ def print_certificate(certificate: Certificate, tokens: Sequence[str] | None = N
             for finding in certificate.findings
         ]
         print_table(rows, title="what moves what (by: nats; of a distribution, its sum minus 1)")
-    tried = f"{len(certificate.places)} places, {certificate.runs} runs, seed {certificate.seed}"
+    tried = f"{certificate.runs} runs, seed {certificate.seed}, tolerance {certificate.tolerance:.3g} nats"
     verdict = "nothing leaks" if certificate.passed else f"LEAKS: {', '.join(certificate.kinds)}"
-    say(f"{verdict} ({tried}, tolerance {certificate.tolerance:.3g} nats)")
+    say(f"{verdict} {certificate.extent} ({tried})")

@@ -259,6 +259,20 @@ class Batch:
         of_target = self.step_ids.roll(-1, dims=1)
         return self.train_positions & ((of_target == 0) | (of_target == step))
 
+    def require_steps(self, rule: LearningRule) -> None:
+        """Refuse a target of a step that the rule does not make: nothing would be learnt from it, without a word."""
+        if self.step_ids is None:
+            return
+        late = self.train_positions & (self.step_ids.roll(-1, dims=1) > rule.steps)
+        if late.any():
+            row, position = late.nonzero()[0].tolist()
+            step = int(self.step_ids[row, position + 1])
+            raise InputError(
+                f"step_ids of row {row} has step {step} for token {position + 1} but the rule makes "
+                f"steps={rule.steps}, so nothing would be learnt from it; use steps={step}, or step_ids up to "
+                f"{rule.steps} (0: every step)"
+            )
+
     @cached_property
     def evaluation_positions(self) -> Bool[Tensor, "B T"]:
         """Positions t whose next token is evaluated."""

@@ -49,7 +49,7 @@ def own_settings(auxiliary: Auxiliary) -> Generator[None]:
 
 
 def undisturbed(method: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Let a method of what has an auxiliary compute with `own_settings`, and as it is written.
+    """Let a method of what has an auxiliary compute with `own_settings`, as it is written, on batches that fit its rule.
 
     `torch.compile` around a call leaves it out: traced, the walk has been seen to leave steps out without a word, and a
     pass that decides by its data has little to gain.
@@ -59,7 +59,11 @@ def undisturbed(method: Callable[Parameters, Result]) -> Callable[Parameters, Re
     def alone(*args: Parameters.args, **keywords: Parameters.kwargs) -> Result:
         if torch.compiler.is_compiling():  # only then: importing the compiler takes seconds
             return torch.compiler.disable(alone)(*args, **keywords)
-        with own_settings(cast(Any, args[0]).auxiliary):
+        owner = cast(Any, args[0])
+        for given in (*args, *keywords.values()):
+            if isinstance(given, Batch):
+                given.require_steps(owner.rule)  # here, because every engine meets its batches so
+        with own_settings(owner.auxiliary):
             return method(*args, **keywords)
 
     return alone

@@ -3,7 +3,8 @@
 One safetensors file with a checksum. Tensors are named after the weight (`#0` to `#2` for parts of a fused one) or the
 attention, and their kind: `matrix` (the updated matrix of every row), `change`, factors (`x0`, `g0`, `rate0`,
 `velocity0`), `vector`, and the optimiser's `velocity`, `square`, `count`; `key` and `value` of the cache, and
-`cache|seen`, `cache|positions`. Metadata are texts: the base's hash, the rule, the settings, where each row stands.
+`cache|seen`, `cache|positions`. Metadata are texts: the base's hash, the rule, the settings, where each row stands, and
+the hash of the statistics that `rms` divides by.
 Whoever reads a text may keep notes and tensors (`kept|NAME`) of its own in the same file.
 """
 
@@ -23,9 +24,9 @@ from tintformer.auxiliary.ops import Weight
 from tintformer.engines.fast.updates import Factors, MatrixUpdate, RunningMatrix, Updates
 from tintformer.errors import LoadError, TintError
 from tintformer.execution.continuation import KeyValueCache
-from tintformer.learning.update_files import base_hash, read_object, read_rule, weight_keys
+from tintformer.learning.update_files import base_hash, read_object, read_rule, read_tensors, weight_keys
 from tintformer.rule.optimiser import Moments
-from tintformer.storage.checksums import CHECKSUM, Checksum, write_tensors
+from tintformer.storage.checksums import CHECKSUM, write_tensors
 from tintformer.storage.untrusted import is_finite
 from tintformer.storage.whole_files import check_file, whole_file
 from tintformer.version import __version__
@@ -65,6 +66,7 @@ def write_state(target: Path, state: StreamState, kept: Kept | None = None) -> N
                 "settings": asdict(state.settings),
                 "rows": [asdict(past) for past in state.pasts],
                 "steps_made": state.memory.steps_made,
+                "statistics": state.statistics_hash(),
             }
         ),
     }
@@ -87,20 +89,7 @@ def read_state(path: Path, auxiliary: Auxiliary) -> StreamState:
 
 def read_kept(path: Path, auxiliary: Auxiliary) -> tuple[StreamState, Kept | None]:
     """The same, with what its reader has kept beside it, which it has to check itself."""
-    from safetensors import SafetensorError, safe_open
-
-    if path.exists() and not path.is_file():
-        raise LoadError(f"cannot read the state {path}: it is no regular file")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = _checked_metadata(file.metadata() or {}, path)
-            tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
-    except (OSError, SafetensorError) as error:
-        raise LoadError(f"cannot read the state {path}: {error}") from error
-    checksum = Checksum(metadata)
-    for name, tensor in tensors.items():
-        checksum.add(name, tensor)
-    checksum.check(path)
+    metadata, tensors = read_tensors(path, "state", _check_metadata)
     if metadata["base"] != base_hash(auxiliary):
         raise LoadError(
             f"{path} is the state of a stream with other weights ({metadata['base_name']!r:.80}) than those of "
@@ -118,12 +107,11 @@ def read_kept(path: Path, auxiliary: Auxiliary) -> tuple[StreamState, Kept | Non
         raise LoadError(f"{path} does not fit its base and rule ({error!s:.120}); stream the document anew") from error
 
 
-def _checked_metadata(metadata: Mapping[str, str], path: Path) -> Mapping[str, str]:
+def _check_metadata(metadata: Mapping[str, str], path: Path) -> None:
     if (found := metadata.get("format")) != FORMAT:
         raise LoadError(f"{path} is no state of a stream of this version (format {found!r:.80}, not {FORMAT!r})")
     if odd := sorted(metadata.keys() - {_KEPT} ^ _METADATA):
         raise LoadError(f"{path} lacks metadata or has unknown ones ({odd!s:.80}); stream the document anew")
-    return metadata
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -178,7 +166,11 @@ def _as_state(auxiliary: Auxiliary, rule: Any, stream: dict[str, Any], tensors: 
     from tintformer.learning.streams import Past, StreamSettings, StreamState
 
     settings = StreamSettings(**stream["settings"])
-    state = StreamState(auxiliary, rule, settings, len(stream["rows"]))
+    # None of another optimiser, and of `rms` in a file from before they were noted: then nothing can be compared.
+    statistics = stream.get("statistics")
+    if not isinstance(statistics, str | None):
+        raise LoadError(f"its statistics are a {type(statistics).__name__}, and must be a hash")
+    state = StreamState(auxiliary, rule, settings, len(stream["rows"]), statistics=statistics)
     state.pasts = [Past(**row) for row in stream["rows"]]
     state.memory.steps_made = [int(made) for made in stream["steps_made"]]
     # Into memory of its own: a file that is mapped lies elsewhere than what was saved, and sums may round otherwise.

@@ -5,9 +5,10 @@ B batch, T tokens, w tokens of a chunk. Every row of the batch has documents, a 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -18,6 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tintformer.auxiliary.description import Auxiliary
+from tintformer.auxiliary.ops import Weight
 from tintformer.engines.fast import FastEngine
 from tintformer.engines.fast.reading import Memory
 from tintformer.engines.fast.updates import MatrixUpdate, Updates
@@ -28,7 +30,9 @@ from tintformer.execution.continuation import KeyValueCache
 from tintformer.execution.token_arrays import mask_of, numbers_of, token_ids
 from tintformer.learning.stream_files import read_state, write_state
 from tintformer.learning.tuned import Tuned
+from tintformer.learning.update_files import weight_keys
 from tintformer.rule.learning_rule import LearningRule
+from tintformer.storage.checksums import add_tensor
 from tintformer.storage.loading import load
 from tintformer.typed_fields import Range, check_fields, checked
 
@@ -112,10 +116,19 @@ class StreamState:
         rule: The rule by which it learns.
         settings: How documents are cut.
         num_rows: Rows of the batch.
+        statistics: What `optimizer="rms"` divides by, or their hash; None for other optimisers.
     """
 
-    def __init__(self, auxiliary: Auxiliary, rule: LearningRule, settings: StreamSettings, num_rows: int):
-        self.auxiliary, self.rule, self.settings = auxiliary, rule, settings
+    def __init__(
+        self,
+        auxiliary: Auxiliary,
+        rule: LearningRule,
+        settings: StreamSettings,
+        num_rows: int,
+        *,
+        statistics: Mapping[Weight, Tensor] | str | None = None,
+    ):
+        self.auxiliary, self.rule, self.settings, self.statistics = auxiliary, rule, settings, statistics
         self.memory = Memory(steps_made=[0] * num_rows, cache=KeyValueCache() if settings.num_kept else None)
         self.pasts = [Past() for _ in range(num_rows)]
 
@@ -123,6 +136,16 @@ class StreamState:
     def num_rows(self) -> int:
         """Rows of the batch."""
         return len(self.pasts)
+
+    def statistics_hash(self) -> str | None:
+        """SHA-256 of the statistics; None without them."""
+        # Formed when it is asked for: they are as large as the model, and most streams go on in the same process.
+        if self.statistics is None or isinstance(self.statistics, str):
+            return self.statistics
+        digest = hashlib.sha256()
+        for key, weight in weight_keys(self.auxiliary, self.rule).items():
+            add_tensor(digest, key, self.statistics[weight])
+        return digest.hexdigest()
 
     def tuned(self, row: int = 0) -> Tuned:
         """The model with what one row has learnt.
@@ -215,9 +238,8 @@ def read_stream(
     documents = torch.zeros_like(ids) if document_ids is None else numbers_of("document_ids", document_ids, ids)
     checked("logits", logits, bool, InputError)
     settings = settings.of(auxiliary)
-    state = (
-        StreamState(auxiliary, rule, settings, len(ids)) if state is None else _continued(state, engine, settings, ids)
-    )
+    fresh = StreamState(auxiliary, rule, settings, len(ids), statistics=engine.statistics)
+    state = fresh if state is None else _continued(state, fresh)
     rows = [_parts(documents[row], attended[row], state.pasts[row], settings.chunk) for row in range(len(ids))]
     tokens = _check_lengths(rows, state)
     return _pieces(engine, ids, learns, rows, state, tokens, logits)
@@ -230,17 +252,21 @@ def _mask(attention_mask: Array, ids: Tensor) -> Tensor:
     return attended
 
 
-def _continued(state: StreamState, engine: FastEngine, settings: StreamSettings, ids: Tensor) -> StreamState:
-    """A state to go on from, if it is one of this stream."""
-    if state.auxiliary is not engine.auxiliary or state.rule != engine.rule:
-        what = "rule" if state.auxiliary is engine.auxiliary else "model"
+def _continued(state: StreamState, fresh: StreamState) -> StreamState:
+    """A state to go on from, if it is one of the stream that would begin with the other."""
+    if state.auxiliary is not fresh.auxiliary or state.rule != fresh.rule:
+        what = "rule" if state.auxiliary is fresh.auxiliary else "model"
         raise InputError(f"the state comes from a stream with another {what}; go on with the same")
-    if state.settings != settings:
+    if state.settings != fresh.settings:
         raise InputError(
-            f"the state comes from a stream with {state.settings}; go on with the same, not with {settings}"
+            f"the state comes from a stream with {state.settings}; go on with the same, not with {fresh.settings}"
         )
-    if state.num_rows != len(ids):
-        raise InputError(f"the state has {state.num_rows} rows, and {len(ids)} cannot go on from it")
+    if state.num_rows != fresh.num_rows:
+        raise InputError(f"the state has {state.num_rows} rows, and {fresh.num_rows} cannot go on from it")
+    if state.statistics is not fresh.statistics:
+        if state.statistics_hash() not in (None, fresh.statistics_hash()):
+            raise InputError("the state comes from a stream with other statistics; go on with the same")
+        state.statistics = fresh.statistics  # the same, and at hand
     return state
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tintformer.auxiliary.tokens import MIN_TOKENS, Encoded, decode, decode_continuation, encode
-from tintformer.errors import InputError
+from tintformer.errors import InputError, brief
 from tintformer.storage.foreign_text import check_characters, read_bytes, read_stream, user_path
 from tintformer.storage.tokenizers import find_tokenizer
 from tintformer.typed_fields import checked
@@ -37,6 +37,7 @@ def read_text(text: str | None = None, file: Path | None = None) -> str:
         return _decoded(read_bytes(user_path(file), MAX_BYTES, "a text file"), str(file))
     if text is None:
         raise InputError("there is no text: give it as an argument, with --file, or give - and pipe it in")
+    _refuse_file_name(text, "read it with --file, or give - and pipe the text in if these words are meant")
     return _plain(check_characters(text, "the text", "give it in UTF-8, or in a file with --file"), "the text")
 
 
@@ -48,7 +49,14 @@ def given_text(text: str | os.PathLike[str], *, goes_on: bool = False) -> str:
     if isinstance(text, os.PathLike):
         return _decoded(read_bytes(user_path(text), MAX_BYTES, "a text file"), os.fspath(text), goes_on)
     content: str = checked("text", text, str, InputError)
+    _refuse_file_name(content, "give a pathlib.Path to read it, or a line break at its end if these words are meant")
     return _plain(check_characters(content, "the text", "give it as whole characters"), "the text", goes_on)
+
+
+def _refuse_file_name(text: str, remedy: str) -> None:
+    """Whoever names a file wants what is in it; its name as a text would be learnt from without a word."""
+    if os.path.isfile(text):  # False for whatever no path can be, unlike Path.is_file
+        raise InputError(f"the text {brief(text)} is the name of a file; {remedy}")
 
 
 def _standard_input() -> bytes:

@@ -18,7 +18,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,20 +74,7 @@ def write_update(target: Path, auxiliary: Auxiliary, rule: LearningRule, updates
 
 def read_update(path: Path, auxiliary: Auxiliary) -> tuple[LearningRule, Updates]:
     """Read an update that was learnt on this base, checked from the cheapest to the dearest."""
-    from safetensors import SafetensorError, safe_open
-
-    if path.exists() and not path.is_file():
-        raise LoadError(f"cannot read the update {path}: it is no regular file")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = _check_metadata(file.metadata() or {}, path)
-            tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
-    except (OSError, SafetensorError) as error:
-        raise LoadError(f"cannot read the update {path}: {cause(error)}") from error
-    checksum = Checksum(metadata)
-    for name, tensor in tensors.items():
-        checksum.add(name, tensor)
-    checksum.check(path)
+    metadata, tensors = read_tensors(path, "update", _check_metadata)
     # By its bytes, not its name: factors onto other weights would load without complaint and predict nonsense.
     if metadata["base"] != base_hash(auxiliary):
         raise LoadError(
@@ -104,7 +91,32 @@ def read_update(path: Path, auxiliary: Auxiliary) -> tuple[LearningRule, Updates
     return rule, _as_updates(keys, tensors, rates)
 
 
-def _check_metadata(metadata: Mapping[str, str], path: Path) -> Mapping[str, str]:
+def read_tensors(
+    path: Path, what: str, check_metadata: Callable[[Mapping[str, str], Path], None]
+) -> tuple[Mapping[str, str], dict[str, Tensor]]:
+    """The metadata of a safetensors file, checked before the tensors are read, and these, which must fit its checksum.
+
+    `what` is what messages call the file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if path.exists() and not path.is_file():
+        raise LoadError(f"cannot read the {what} {path}: it is no regular file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            check_metadata(metadata, path)
+            tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
+    except (OSError, SafetensorError) as error:
+        raise LoadError(f"cannot read the {what} {path}: {cause(error)}") from error
+    checksum = Checksum(metadata)
+    for name, tensor in tensors.items():
+        checksum.add(name, tensor)
+    checksum.check(path)
+    return metadata, tensors
+
+
+def _check_metadata(metadata: Mapping[str, str], path: Path) -> None:
     found = metadata.get("format")
     if found is None or not found.startswith(_FORMATS):
         raise LoadError(f"{path} is not an update of tintformer (format {found!r:.80})")
@@ -115,7 +127,6 @@ def _check_metadata(metadata: Mapping[str, str], path: Path) -> Mapping[str, str
     for kind, odd in (("lacks", _METADATA - metadata.keys()), ("has unknown", metadata.keys() - _METADATA)):
         if odd:
             raise LoadError(f"{path} {kind} metadata ({sorted(odd)!s:.80}); it is damaged, so adapt anew")
-    return metadata
 
 
 def read_object(metadata: Mapping[str, str], key: str, path: Path) -> dict[str, Any]:

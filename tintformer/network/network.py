@@ -306,6 +306,7 @@ class Network(nn.Module):
             remedy = f"compile it with max_tokens={num_tokens}, or "
             remedy += "shorten the text" if num_tokens > self.frame.num_tokens else "make them longer by `Batch.padded`"
             raise InputError(f"sequences of {num_tokens} tokens, but the network has {self.frame.num_tokens}; {remedy}")
+        batch.require_steps(self.rule)
         self._require_targets(batch)
         return Flags.of(batch, self.rule)
 
