@@ -123,7 +123,7 @@ def make_rules(
     rates = list(RATES) if learning_rate is None else several("learning_rate", learning_rate)
     if AUTO in rates:
         raise InputError("a sweep tries the rates that it is given; give numbers, or have tint.learn find one")
-    named = dict(rule) if isinstance(rule, Mapping) else {_name(each): each for each in several("rule", rule)}
+    named = list(rule.items()) if isinstance(rule, Mapping) else [(_name(each), each) for each in several("rule", rule)]
     if not named:
         raise InputError("there are no rules; give one at least")
     optimizers: list[dict[str, Any]] = [{}]
@@ -137,12 +137,14 @@ def make_rules(
     own: dict[str, list[Any]] = {"learning_rate": rates}
     own |= {"layers": several("layers", layers)} if layers is not None else {}
     own |= {"steps": several("steps", steps)} if steps is not None else {}
-    return [
+    combined = [
         (", ".join([name, *by.values()]), preset_rule(each, {**of_rule, **by, **dict(zip(own, values, strict=True))}))
-        for name, each in named.items()
+        for name, each in named
         for by in optimizers
         for values in product(*own.values())
     ]
+    # Rules that differ in what the sweep sets alone are one rule here; a name says too little to tell.
+    return list(dict.fromkeys(combined))
 
 
 def several(name: str, given: Any) -> list[Any]:
