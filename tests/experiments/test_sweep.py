@@ -170,6 +170,8 @@ def test_a_text_is_cut_as_everywhere(directory: Path) -> None:
         ({"layers": [9]}, "layers=9 but the model has 2 blocks"),
         ({"steps": 0}, "steps=0 must be"),
         ({"tokens": 0}, "tokens=0 must be"),
+        ({"jobs": 0}, "jobs=0 must be"),
+        ({"jobs": "x"}, "jobs='x' must be"),
         ({"optimizer": "newton"}, "optimizer='newton' is unknown"),
         ({"optimizer": "rms"}, "a sweep tries sgd, adam and muon: rms divides by statistics"),
         ({"stack": 2}, "stack: knobs of the simulator"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tintformer.errors import InputError
 from tintformer.experiments.record_store import RecordStore
-from tintformer.experiments.runner import ProcessGroup, Runner, UnitProgress
+from tintformer.experiments.runner import Jobs, ProcessGroup, Runner, UnitProgress
 from tintformer.experiments.sweep_result import SweepResult, SweepRow
 from tintformer.experiments.text_sweep import TextSweep
 from tintformer.learning.rule_making import AUTO, preset_rule, sort_knobs
@@ -93,6 +93,7 @@ def sweep(
     from tintformer.learning.text import given_text
     from tintformer.learning.text_model import encode_for_split, open_text_model
 
+    checked("jobs", jobs, Jobs, InputError)
     rules = make_rules(learning_rate, rule, layers, steps, knobs, optimizer)
     split, content = Split(train_fraction=train_fraction, train_tokens=train_tokens), given_text(text)
     if jobs > 1 and (device is not None or not isinstance(model, str | os.PathLike)):
