@@ -118,7 +118,7 @@ class Simulator(nn.Module, Watchable):
         batch = learning_batch(self.auxiliary, input_ids, train_mask, **masks)
         checked("before", before, bool, InputError)
         out = TintOutput.of(batch, self.run(batch, logits_at=positions_of(logits, batch), before=before))
-        warn_of_ruin(out, stacklevel=2)
+        warn_of_ruin(out)
         return out
 
     @undisturbed
