@@ -91,6 +91,10 @@ class Simulator(nn.Module, Watchable):
         self._write_prefix()
         self._build_ends()
 
+    def __repr__(self) -> str:
+        layout, structural = self.construction.layout, self.num_structural
+        return f"<Simulator {self.auxiliary.name}, layout {layout}, {structural:,} structural parameters, {self.rule}>"
+
     @property
     def hooks(self) -> Hooks:
         return self._hooks
