@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+import warnings
 from collections.abc import Iterable
 from itertools import islice
 from typing import Any
@@ -119,3 +120,15 @@ def nearest(name: Any, names: Iterable[str]) -> str:
 
 class TintWarning(UserWarning):
     """Something legal that a user most likely did not intend."""
+
+
+def warn(message: str) -> None:
+    """Warn at the line outside of the package that led here, however many calls lie between."""
+    from inspect import currentframe  # not before it is needed
+
+    frame, level, outermost = currentframe(), 1, 1
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] == __package__:
+            outermost = level
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, TintWarning, stacklevel=outermost + 1)

@@ -46,15 +46,30 @@ def test_version() -> None:
     assert run("--version").stdout.strip() == tintformer.__version__
 
 
-def test_help_loads_neither_torch_nor_transformers() -> None:
+def loaded_by(*words: str) -> tuple[int, set[str]]:
+    """The exit code of a command, and the packages that it has imported."""
     code = (
-        "import sys\nsys.argv = ['tint', '--help']\nfrom tintformer.cli import main\n"
-        "try:\n    main()\nfinally:\n    print(*sys.modules, file=sys.stderr)"
+        f"import sys\nsys.argv = ['tint', *{words!r}]\nfrom tintformer.cli import main\n"
+        "try:\n    main()\nfinally:\n    print(*sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
-    loaded = {name.partition(".")[0] for name in done.stderr.split()}
+    surroundings = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, env=surroundings
+    )
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert "tintformer" in loaded
-    assert not loaded & {"torch", "transformers", "numpy", "matplotlib", "huggingface_hub", "jaxtyping"}
+    return done.returncode, loaded
+
+
+def test_help_loads_neither_torch_nor_transformers() -> None:
+    code, loaded = loaded_by("--help")
+    assert code == 0 and not loaded & {"torch", "transformers", "numpy", "matplotlib", "huggingface_hub", "jaxtyping"}
+
+
+@pytest.mark.parametrize("words", [("run", "no-such-model", "A text of some words."), ("params", "no-such-model")])
+def test_an_unknown_model_is_refused_before_seconds_of_imports(words: tuple[str, ...]) -> None:
+    code, loaded = loaded_by(*words)
+    assert code == 2 and not loaded & {"torch", "transformers"}
 
 
 def test_importing_the_package_is_light_and_every_name_resolves() -> None:

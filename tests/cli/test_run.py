@@ -323,6 +323,17 @@ def test_every_knob_of_the_rule_is_an_option_with_its_help() -> None:
         for name, default in {"steps": "(1)", "layers": "(all)", "learning-rate": "(auto)"}.items():
             found = re.search(rf"--{name} .*?\[default: ([^]]*)\]", shown, flags=re.DOTALL)
             assert found is not None and found[1] == default
+    for command, said in {
+        "stream": "A stream needs a number",
+        "audit": "A stream needs a number",
+        "statistics": "Here it does not matter",
+        "plan": "Here it does not matter",
+        "rates": "it is what is measured",
+        "build": "without one give a number",
+        "export": "without one give a number",
+    }.items():
+        shown = " ".join(re.sub("[│|]", " ", call(command, "--help").stdout).split())
+        assert said in shown and "auto is the default: see" not in shown, command
     assert attribute_docstrings(tint.LearningRule).keys() == set(knobs)
     assert attribute_docstrings(tint.LearningRule)["steps"].startswith("Gradient steps inside the pass. More")
 

@@ -254,3 +254,9 @@ def test_texts_that_leave_no_room(task: Path, tmp_path: Path) -> None:
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     with pytest.raises(tint.InputError, match="leaves room for 2 demonstrations in the context of nano-llama"):
         tint.compare("nano-llama", str(task), data=tmp_path, tests=2, tuning=2, seeds=[0], shots=2, learning_rate=1e-3)
+
+
+@pytest.mark.parametrize("jobs", [0, "x"])
+def test_a_number_of_processes_that_is_none(jobs: Any) -> None:
+    with pytest.raises(tint.InputError, match=f"jobs={jobs!r} must be"):
+        tint.compare("nano-llama", "sst2", jobs=jobs)

@@ -314,6 +314,7 @@ def test_a_bad_file_of_probes_is_one_line(tmp_path: Path, line: str, message: st
         ({"probes": "probes.txt"}, "is no data file"),
         ({"tokens": 3}, "tokens=3"),
         ({"quick": "yes"}, "quick='yes'"),
+        ({"jobs": 0}, "jobs=0 must be"),
         ({"learning_rate": []}, "is empty"),
         ({"learning_rate": -1.0}, "learning_rate=-1"),
         ({"rule": "other"}, "rule='other' is unknown"),

@@ -137,6 +137,22 @@ def test_rules_of_ones_own_and_what_is_left_out(directory: Path) -> None:
     assert found.png()
 
 
+def test_rules_of_one_name_are_all_tried() -> None:
+    """Layers and steps have columns of their own, and are not in the name of a rule."""
+    rules = [tint.LearningRule(learning_rate=1e-3, layers=layers) for layers in (2, 4)]
+    rules += [tint.LearningRule(learning_rate=1e-3, steps=steps) for steps in (1, 2)]
+    found = make_rules(1e-3, rules, None, None, {})
+    assert [(name, rule.layers, rule.steps) for name, rule in found] == [
+        ("default", 2, 1),
+        ("default", 4, 1),
+        ("default", None, 1),
+        ("default", None, 2),
+    ]
+    # What differs in nothing but what the sweep sets is tried once.
+    assert len(make_rules([1e-3, 1e-2], [tint.LearningRule(learning_rate=0.5), *rules, "default"], 1, 1, {})) == 2
+    assert len(make_rules(1e-3, {"mine": rules[2], "its": rules[2]}, None, None, {})) == 2
+
+
 def test_a_text_is_cut_as_everywhere(directory: Path) -> None:
     cut = tint.sweep(directory, TEXT, learning_rate=1e-3, tokens=20)
     learnt = tint.learn(directory, TEXT, learning_rate=1e-3, tokens=20)
@@ -154,6 +170,8 @@ def test_a_text_is_cut_as_everywhere(directory: Path) -> None:
         ({"layers": [9]}, "layers=9 but the model has 2 blocks"),
         ({"steps": 0}, "steps=0 must be"),
         ({"tokens": 0}, "tokens=0 must be"),
+        ({"jobs": 0}, "jobs=0 must be"),
+        ({"jobs": "x"}, "jobs='x' must be"),
         ({"optimizer": "newton"}, "optimizer='newton' is unknown"),
         ({"optimizer": "rms"}, "a sweep tries sgd, adam and muon: rms divides by statistics"),
         ({"stack": 2}, "stack: knobs of the simulator"),

@@ -11,7 +11,8 @@ import torch
 from tiny import TEXT, make_model, make_tokenizer
 
 import tintformer as tint
-from tintformer.learning.rate_selection import choose_rate
+from tintformer.learning import rate_selection
+from tintformer.learning.rate_selection import RateChoice, choose_rate
 
 AUTO = tint.LearningRule(learning_rate="auto")
 
@@ -111,3 +112,19 @@ def test_a_ruinous_result_is_a_warning(auxiliary: Any, rows: dict[str, Any]) -> 
     ruin(**rows)  # nothing is known of before
     with pytest.warns(tint.TintWarning, match="^learning has made the predictions much worse"):
         tint.build(auxiliary, tint.LearningRule(learning_rate=5.0))(**alone(rows, 0), before=True)
+
+
+def test_the_remedy_is_not_what_was_done_and_the_place_is_the_users(
+    auxiliary: Any, rows: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def learnt(**how: Any) -> Any:
+        return tint.learn(auxiliary.model, TEXT, tokenizer=make_tokenizer(), **how)
+
+    with pytest.warns(tint.TintWarning, match="leave it to learning_rate='auto'"):
+        learnt(learning_rate=5.0)
+    ruinous = RateChoice(rate=5.0, curve=(), helps=False, train_tokens=45, evaluation_tokens=0)
+    monkeypatch.setattr(rate_selection, "choose_for", lambda *_, **__: ruinous)
+    for ruin in (learnt, lambda: tint.Tint(auxiliary, AUTO)(**alone(rows, 0), before=True)):
+        with pytest.warns(tint.TintWarning, match="train on more of it, .* a quarter of the rate as") as told:
+            ruin()
+        assert "'auto'" not in str(told[0].message) and told[0].filename == __file__

@@ -50,7 +50,7 @@ def keep_prior(auxiliary: Any, rule: tint.LearningRule, *, gain: float, spread: 
     steps = (0.01, 0.03, 0.1, 0.3, 1.0)
     shape = (0.2, 0.5, 1.0, -1.0, -5.0)
     table = LengthTable(
-        tokens=64,
+        tokens=32,
         pieces=9,
         loss=5.0,
         losses=(4.0, 6.0),
@@ -99,12 +99,20 @@ def test_too_little_text_takes_the_rate_of_the_prior(auxiliary: Any, input_ids: 
     assert nothing.reason.startswith("not enough text to tell: 12 tokens; no rates are known of this model and rule")
     keep_prior(auxiliary, RULE, gain=0.5, spread=0.1)
     found = choose_rate(auxiliary, RULE, input_ids, short)
-    assert (found.helps, found.source) == (False, "prior") and found.rate == pytest.approx(0.1 / 11, rel=1e-2)
+    assert (found.helps, found.source) == (False, "prior") and found.rate == pytest.approx(0.1 / 31, rel=1e-2)
     assert found.reason.startswith("not enough text to tell: 12 tokens; ")
     mean = choose_rate(auxiliary, replace(RULE, reduction="mean"), input_ids, short)
-    assert mean.rate == pytest.approx(0.1, rel=1e-2)  # a step is the rate of a mean loss
+    assert mean.rate == pytest.approx(11 * found.rate, rel=1e-2)  # of 11 targets: the same update
     other = choose_rate(auxiliary, replace(RULE, steps=2), input_ids, short)
     assert other.source == "nothing"  # the prior is that of another rule
+
+
+def test_below_the_shortest_measured_length_the_rate_does_not_rise(auxiliary: Any, input_ids: torch.Tensor) -> None:
+    """A piece of 32 tokens has 31 targets; a text of one target must not move the weights as far as they do."""
+    keep_prior(auxiliary, RULE, gain=0.5, spread=0.001)
+    rates = {count: choose_rate(auxiliary, RULE, input_ids, first(input_ids, count)).rate for count in (2, 12, 24, 32)}
+    assert rates == dict.fromkeys(rates, pytest.approx(0.1 / 31, rel=1e-2))
+    assert choose_rate(auxiliary, RULE, input_ids, first(input_ids, 60)).rate == pytest.approx(0.1 / 59, rel=1e-2)
 
 
 def test_a_prior_without_a_gain_is_no_reason_to_learn(auxiliary: Any, input_ids: torch.Tensor) -> None:

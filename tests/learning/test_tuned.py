@@ -206,6 +206,10 @@ def test_what_is_printed_is_short_and_says_what_it_is() -> None:
         repr(model),
     )
     assert repr(sim) == f"<Tint nano-llama, engine fast, {said}>"
+    simulator, network = tint.build(model, rule), tint.compile(model, rule, max_tokens=12)
+    structural = f"{simulator.num_structural:,}"
+    assert repr(simulator) == f"<Simulator nano-llama, layout lean, {structural} structural parameters, {said}>"
+    assert repr(network) == f"<Network nano-llama, {len(network.layers):,} layers for up to 12 tokens, {said}>"
     assert re.fullmatch(rf"<Tuned nano-llama: updates of \d+ weights, by {re.escape(said)}>", repr(tuned))
     assert out.loss_before is not None and out.loss is not None
     losses = f"loss {float(out.loss_before):.4f} -> {float(out.loss):.4f} nats per token, perplexity "

@@ -72,6 +72,20 @@ def assert_same(found: Any, expected: dict[str, torch.Tensor]) -> None:
         assert torch.equal(weights[name], tensor), name
 
 
+def test_no_bar_is_drawn_into_a_file(packed: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from transformers import modeling_gguf_pytorch_utils as reader
+    from transformers.utils import logging
+
+    bar = getattr(reader, "tqdm", None)
+    logging.enable_progress_bar()  # as it is for whoever has not asked for silence
+    try:
+        tint.load(packed)
+        unpack_gguf(packed / "model.gguf")
+    finally:
+        logging.disable_progress_bar()
+    assert capfd.readouterr().err == "" and getattr(reader, "tqdm", None) is bar
+
+
 def test_the_same_model_to_the_bit_and_made_once(packed: Path, made: list[Path]) -> None:
     expected = by_transformers(packed)
     for _ in range(3):

@@ -149,7 +149,7 @@ def train_and_save(
         for model in (Tuned.untrained(auxiliary), tuned)
     )
     assert before is not None and after is not None
-    warn_of_perplexities(float(before), float(after))
+    warn_of_perplexities(float(before), float(after), auto=choice is not None)
     # The adapter first: an update that PEFT cannot hold is refused, and then nothing is to be there.
     exported = adapter.write(tuned, input_ids, score_mask=score_mask, attention_mask=attended)
     tuned.save(output)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tintformer.cli.foreign_function import imported
-from tintformer.cli.options import Device, Dtype, Json, RuleOptions, Statistics, given_names, with_rule_options
+from tintformer.cli.options import Device, Dtype, Json, RuleOptions, Statistics, given_names, rule_options
 from tintformer.cli.rule_setup import open_model, provenance, quiet_libraries, warnings_as_lines
 from tintformer.console import doing, print_json, print_table, say
 from tintformer.errors import InputError
@@ -44,7 +44,7 @@ class Documents:
         return [number for number, document in enumerate(self.ids) for _ in document]
 
 
-@with_rule_options
+@rule_options("A stream needs a number; an audit asks nothing of it but that something is learnt.", default=RATE)
 def audit(
     model: Annotated[
         str | None, typer.Argument(help="The model whose stream is audited; none with --score.", show_default=False)

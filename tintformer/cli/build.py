@@ -17,8 +17,8 @@ from tintformer.cli.options import (
     Model,
     RuleOptions,
     Text,
+    with_built_rule_options,
     with_construction_options,
-    with_rule_options,
 )
 from tintformer.cli.rule_setup import choose_rule, open_model, print_rate, provenance, warnings_as_lines
 from tintformer.console import doing, print_json, print_table, say
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @with_construction_options
-@with_rule_options
+@with_built_rule_options
 def build(
     model: Model,
     text: Text = None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tintformer.cli.options import Device, Dtype, Json, Model, RuleOptions, StackOption, Text, with_rule_options
+from tintformer.cli.options import Device, Dtype, Json, Model, RuleOptions, StackOption, Text, with_built_rule_options
 from tintformer.cli.rule_setup import (
     check_dtype,
     choose_rule,
@@ -36,7 +36,7 @@ TOKENS = 64
 ENGINES = ("network", "fast")
 
 
-@with_rule_options
+@with_built_rule_options
 def export(
     model: Model,
     text: Text = None,

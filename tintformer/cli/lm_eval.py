@@ -22,6 +22,8 @@ from tintformer.errors import InputError
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """How typer is told that what it does not know is for the harness."""
+WITHOUT_TASKS = ("ls", "validate")
+"""Commands of the harness that evaluate nothing, and say themselves what they need."""
 
 
 def lm_eval(
@@ -43,6 +45,7 @@ def lm_eval(
     """
     if find_spec("lm_eval") is None:
         raise InputError("lm-eval is not installed; pip install 'tintformer[eval]'")
+    _check_tasks(context.args)
     doing("loading the harness")
     with started() as processes:
         from lm_eval.__main__ import cli_evaluate
@@ -64,6 +67,19 @@ def lm_eval(
                 cli_evaluate()
             if json and processes.is_first:
                 print_json(_read_results(folder))
+
+
+def _check_tasks(arguments: list[str]) -> None:
+    """Refuse to evaluate nothing; the harness finds out when it has loaded a model, and ends in a traceback."""
+    parser = ArgumentParser(add_help=False)
+    parser.add_argument("--tasks", "-t", nargs="*")
+    parser.add_argument("--config", "-C", nargs="?")  # a file, which may name tasks
+    parser.add_argument("--help", "-h", action="store_true")
+    found, _ = parser.parse_known_args(arguments)
+    if arguments[:1] not in [[name] for name in WITHOUT_TASKS] and found == parser.parse_args([]):
+        raise InputError(
+            "there is no task; give --tasks, such as --tasks tint_sst2: `tint lm-eval ls tasks` lists them"
+        )
 
 
 @contextmanager

@@ -153,12 +153,25 @@ def check_rate(rate: float) -> float:
     return rate
 
 
-def with_rule_options(command: Callable[..., None]) -> Callable[..., None]:
+Command = Callable[..., None]
+
+
+def with_rule_options(command: Command) -> Command:
     """Give a command an option for every knob of the learning rule; it receives those given as `rule`."""
-    return _with_options(command, "rule", _rule_parameters(), RuleOptions)
+    return rule_options(f"{AUTO} is the default: see `tint rates`.", default=AUTO)(command)
 
 
-def with_construction_options(command: Callable[..., None]) -> Callable[..., None]:
+def with_built_rule_options(command: Command) -> Command:
+    """The same for a command that writes the rate into weights, and takes a text for nothing but to find it."""
+    return rule_options(f"{AUTO} is the default with a text to find it on; without one give a number.")(command)
+
+
+def rule_options(about_rate: str, *, default: str | None = None) -> Callable[[Command], Command]:
+    """The same for a command whose learning rate has another default, or none; `about_rate` ends the option's help."""
+    return lambda command: _with_options(command, "rule", _rule_parameters(about_rate, default), RuleOptions)
+
+
+def with_construction_options(command: Command) -> Command:
     """Give a command an option for every knob of a simulator; it receives those given as `knobs`."""
     options = {
         name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
@@ -168,11 +181,11 @@ def with_construction_options(command: Callable[..., None]) -> Callable[..., Non
 
 
 def _with_options(
-    command: Callable[..., None],
+    command: Command,
     receives: str,
     options: dict[str, inspect.Parameter],
     gather: Callable[[dict[str, Any]], Any],
-) -> Callable[..., None]:
+) -> Command:
     """A command with further options; those that were given are gathered into one of its arguments."""
     own = dict(inspect.signature(command, eval_str=True).parameters)
     del own[receives]
@@ -190,10 +203,10 @@ def _with_options(
     return wrapped
 
 
-def _rule_parameters() -> dict[str, inspect.Parameter]:
-    """A parameter for the preset and one for each knob, none of them set by default."""
+def _rule_parameters(about_rate: str, rate: str | None) -> dict[str, inspect.Parameter]:
+    """A parameter for the preset and one for each knob, none of them set by default; `rate` is shown as that of one."""
     texts = dict(attribute_docstrings(LearningRule))  # which all commands share
-    texts["learning_rate"] += f" {AUTO} is the default: see `tint rates`."
+    texts["learning_rate"] += f" {about_rate}"
     kinds: dict[str, Any] = {**get_type_hints(LearningRule), "learning_rate": str, "rates": str, "schedule": str}
     texts["rates"] = f"{texts['rates'].partition(';')[0]}: blocks.0.*=0.1,blocks.1.*=0.5."
     texts["schedule"] += " Separated by commas."
@@ -202,7 +215,7 @@ def _rule_parameters() -> dict[str, inspect.Parameter]:
     rules = [make(learning_rate=0.0) for make in PRESETS.values()]
     values = {name: {getattr(rule, name) for rule in rules} for name in kinds}
     defaults = {name: str(*found) for name, found in values.items() if len(found) == 1 and None not in found}
-    defaults |= {"learning_rate": AUTO, "layers": "all", "rates": "", "schedule": ""}
+    defaults |= {"learning_rate": rate or "", "layers": "all", "rates": "", "schedule": ""}
     parameters = {name: _parameter(name, kind, texts[name], defaults.get(name)) for name, kind in kinds.items()}
     return {"preset": preset, **parameters}
 

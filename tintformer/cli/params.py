@@ -78,9 +78,6 @@ def count(
     """Everything that the command prints: the paper's formula and theorem, the construction, what sets them apart,
     strategies, and the compiled network.
     """
-    from tintformer.analysis.accounting import count_parameters, factors, non_zero_share
-    from tintformer.analysis.network_size import MAX_BLOCKS
-    from tintformer.analysis.paper_formula import Formula, strategies
     from tintformer.rule.learning_rule import LearningRule
     from tintformer.storage.configs import meta_auxiliary, read_config
 
@@ -89,7 +86,11 @@ def count(
         raise TintError(f"layout={brief(layout)} is unknown; choose one of {', '.join(LAYOUTS)}")
     if layout == "paper" and (tokens, steps) != (None, None):
         raise TintError("--tokens and --steps are the network's, which has the lean layout; leave out --layout paper")
-    config = read_config(model)
+    config = read_config(model)  # a wrong one is told of before seconds of imports
+    from tintformer.analysis.accounting import count_parameters, factors, non_zero_share
+    from tintformer.analysis.network_size import MAX_BLOCKS
+    from tintformer.analysis.paper_formula import Formula, strategies
+
     if config.num_hidden_layers > MAX_BLOCKS:  # before they are built, even without numbers
         raise TintError(f"{brief(model)} has {config.num_hidden_layers} blocks; sizes are counted up to {MAX_BLOCKS}")
     formula = Formula.of(config, stack=stack)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tintformer.cli.options import Dtype, Json, RuleOptions, with_rule_options
+from tintformer.cli.options import Dtype, Json, RuleOptions, rule_options
 from tintformer.cli.rule_setup import check_dtype, quiet_libraries
 from tintformer.console import print_json, print_table, say
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tintformer.analysis.planning.estimate import Plan
 
 
-@with_rule_options
+@rule_options("Here it does not matter.")
 def plan(
     model: Annotated[
         str,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tintformer.cli.options import Device, Dtype, Json, Model, RuleOptions, with_rule_options
+from tintformer.cli.options import Device, Dtype, Json, Model, RuleOptions, rule_options
 from tintformer.cli.rule_setup import open_model, warnings_as_lines
 from tintformer.console import print_json, print_table, progress_bar, say
 from tintformer.errors import InputError
@@ -20,7 +20,7 @@ KEEPS = ".txt", ".md", ".rst", ".py"
 """Files of a directory that are read."""
 
 
-@with_rule_options
+@rule_options("Not given here: it is what is measured.")
 def rates(
     model: Model,
     texts: Annotated[

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from tintformer.cli.options import Device, Dtype, Json, Model, RuleOptions, Text, with_rule_options
+from tintformer.cli.options import Device, Dtype, Json, Model, RuleOptions, Text, rule_options
 from tintformer.cli.rule_setup import open_model, provenance, warnings_as_lines
 from tintformer.cli.stream import CarryOption, Chunk, SpecialTokens, Window
 from tintformer.console import doing, print_json, say
 
 
-@with_rule_options
+@rule_options("Here it does not matter.")
 def statistics(
     model: Model,
     text: Text = None,

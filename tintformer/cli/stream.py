@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tintformer.cli.options import Device, Dtype, Json, Model, RuleOptions, Statistics, Text, with_rule_options
+from tintformer.cli.options import Device, Dtype, Json, Model, RuleOptions, Statistics, Text, rule_options
 from tintformer.cli.rule_setup import finite, losses_record, open_model, provenance, shown, warnings_as_lines
 from tintformer.console import doing, print_json, print_table, say
 from tintformer.errors import InputError
@@ -46,7 +46,7 @@ FILES = ("stream.csv", "stream.json", "stream.png", "stream.md")
 """What `-o` writes; the page takes its place last."""
 
 
-@with_rule_options
+@rule_options("A stream needs a number: chosen on the text that is then scored it would leak.")
 def stream(
     model: Model,
     text: Text = None,

@@ -49,7 +49,7 @@ def own_settings(auxiliary: Auxiliary) -> Generator[None]:
 
 
 def undisturbed(method: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Let a method of what has an auxiliary compute with `own_settings`, as it is written, on batches that fit its rule.
+    """Let a method of what has an auxiliary compute with `own_settings`, as it is written, on batches that suit it.
 
     `torch.compile` around a call leaves it out: traced, the walk has been seen to leave steps out without a word, and a
     pass that decides by its data has little to gain.

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tintformer.errors import InputError, TintError, TintWarning
+from tintformer.errors import InputError, TintError, warn
 from tintformer.execution.batch import Batch
 from tintformer.rule.head import token_loss
 from tintformer.typed_fields import checked, explained
@@ -199,24 +198,30 @@ class TintOutput:
         return -self.token_loss.sum(-1)
 
 
-def warn_of_ruin(out: TintOutput, *, stacklevel: int) -> None:
-    """Say so if learning has made the predictions of a row much worse; `stacklevel` is that of `warnings.warn`."""
+def warn_of_ruin(out: TintOutput, *, auto: bool = False) -> None:
+    """Say so if learning has made the predictions of a row much worse."""
     if not (rows := out.ruined_rows()) or out.token_loss_before is None:
         return
     evaluated = out.evaluation_mask[rows[0]]
     before, after = (
         float(loss[rows[0]][evaluated].double().mean()) for loss in (out.token_loss_before, out.token_loss)
     )
-    where = f"row {rows[0]}: " if len(out.token_loss) > 1 else ""
-    warn_of_perplexities(before, after, where=where, stacklevel=stacklevel + 1)
+    warn_of_perplexities(before, after, where=f"row {rows[0]}: " if len(out.token_loss) > 1 else "", auto=auto)
 
 
-def warn_of_perplexities(before: float, after: float, *, where: str = "", stacklevel: int = 2) -> None:
-    """Warn if a loss has gone up by so much that learning has ruined the model for its text."""
+def warn_of_perplexities(before: float, after: float, *, where: str = "", auto: bool = False) -> None:
+    """Warn if a loss has gone up by so much that learning has ruined the model for its text.
+
+    `auto` says that the rate was chosen, and not given: that remedy is used up.
+    """
+    remedy = (
+        "the rate that was chosen is too large for this text; train on more of it, measure rates on texts like it with "
+        "`tint rates`, or give a quarter of the rate as a number"
+        if auto
+        else "the rate is too large for this text; take a quarter of it, or leave it to learning_rate='auto'"
+    )
     if after - before > math.log(RUINOUS):
-        warnings.warn(
-            f"{where}learning has made the predictions much worse (loss {before:.2f} before, {after:.2f} after): the "
-            "rate is too large for this text; take a quarter of it, or leave it to learning_rate='auto'",
-            TintWarning,
-            stacklevel=stacklevel + 1,
+        warn(
+            f"{where}learning has made the predictions much worse (loss {before:.2f} before, {after:.2f} after): "
+            f"{remedy}"
         )

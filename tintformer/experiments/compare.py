@@ -15,10 +15,11 @@ from tintformer.errors import InputError
 from tintformer.experiments.comparison import ComparedCase, Comparison
 from tintformer.experiments.comparison_results import comparison_tables, findings, task_name
 from tintformer.experiments.record_store import RecordStore
-from tintformer.experiments.runner import Runner, UnitProgress
+from tintformer.experiments.runner import Jobs, Runner, UnitProgress
 from tintformer.experiments.sweep import several
 from tintformer.experiments.tables import ResultTable
 from tintformer.experiments.tuning import run_experiment
+from tintformer.typed_fields import checked
 
 QUICK: dict[str, Any] = {
     "shots": (2, 8),
@@ -124,6 +125,7 @@ def compare(
     """
     import torch
 
+    checked("jobs", jobs, Jobs, InputError)
     if not isinstance(model, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError("a comparison loads the model by its name, and an untrained one like it; give the name")
     experiments = comparisons(

@@ -15,9 +15,10 @@ from tintformer.experiments.probe_result import ProbeResult, ProbeRow
 from tintformer.experiments.probe_shifts import rows_of
 from tintformer.experiments.probe_study import ProbeStudy, ask, prepare
 from tintformer.experiments.record_store import RecordStore
-from tintformer.experiments.runner import ProcessGroup, Runner, UnitProgress
+from tintformer.experiments.runner import Jobs, ProcessGroup, Runner, UnitProgress
 from tintformer.experiments.sweep import RECORDS, Rules
 from tintformer.storage.whole_files import check_directory
+from tintformer.typed_fields import checked
 
 if TYPE_CHECKING:
     import torch
@@ -72,6 +73,7 @@ def probe(
 
     from tintformer.learning.text_model import open_text_model
 
+    checked("jobs", jobs, Jobs, InputError)
     asked = ask(contexts, probes, learning_rate, rule, layers, steps, knobs, tokens=tokens, quick=quick)
     if jobs > 1 and (device is not None or not isinstance(model, str | os.PathLike)):
         raise InputError("other processes load the model by its name; give one without a device, or jobs=1")

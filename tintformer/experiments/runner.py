@@ -20,14 +20,17 @@ from datetime import timedelta
 from functools import cache
 from multiprocessing import get_context, parent_process
 from threading import Thread
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 from tintformer.errors import InputError, TintError, cause
 from tintformer.experiments.record_store import RecordStore, UnitResult, canonical, key_of, sha256
 from tintformer.threads import use_sleeping_threads
+from tintformer.typed_fields import Range
 
 UnitProgress = Callable[[int], None]
 """Takes how many units have been finished since it was last called."""
+Jobs = Annotated[int, Range(at_least=1)]
+"""Processes."""
 PendingUnits = dict[int, tuple[Any, dict[str, Any]]]
 """Units and their identities, by their place among all units."""
 UnitResults = Generator[tuple[int, UnitResult]]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tintformer.errors import InputError
 from tintformer.experiments.record_store import RecordStore
-from tintformer.experiments.runner import ProcessGroup, Runner, UnitProgress
+from tintformer.experiments.runner import Jobs, ProcessGroup, Runner, UnitProgress
 from tintformer.experiments.sweep_result import SweepResult, SweepRow
 from tintformer.experiments.text_sweep import TextSweep
 from tintformer.learning.rule_making import AUTO, preset_rule, sort_knobs
@@ -93,6 +93,7 @@ def sweep(
     from tintformer.learning.text import given_text
     from tintformer.learning.text_model import encode_for_split, open_text_model
 
+    checked("jobs", jobs, Jobs, InputError)
     rules = make_rules(learning_rate, rule, layers, steps, knobs, optimizer)
     split, content = Split(train_fraction=train_fraction, train_tokens=train_tokens), given_text(text)
     if jobs > 1 and (device is not None or not isinstance(model, str | os.PathLike)):
@@ -123,7 +124,7 @@ def make_rules(
     rates = list(RATES) if learning_rate is None else several("learning_rate", learning_rate)
     if AUTO in rates:
         raise InputError("a sweep tries the rates that it is given; give numbers, or have tint.learn find one")
-    named = dict(rule) if isinstance(rule, Mapping) else {_name(each): each for each in several("rule", rule)}
+    named = list(rule.items()) if isinstance(rule, Mapping) else [(_name(each), each) for each in several("rule", rule)]
     if not named:
         raise InputError("there are no rules; give one at least")
     optimizers: list[dict[str, Any]] = [{}]
@@ -137,12 +138,14 @@ def make_rules(
     own: dict[str, list[Any]] = {"learning_rate": rates}
     own |= {"layers": several("layers", layers)} if layers is not None else {}
     own |= {"steps": several("steps", steps)} if steps is not None else {}
-    return [
+    combined = [
         (", ".join([name, *by.values()]), preset_rule(each, {**of_rule, **by, **dict(zip(own, values, strict=True))}))
-        for name, each in named.items()
+        for name, each in named
         for by in optimizers
         for values in product(*own.values())
     ]
+    # Rules that differ in what the sweep sets alone are one rule here; a name says too little to tell.
+    return list(dict.fromkeys(combined))
 
 
 def several(name: str, given: Any) -> list[Any]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from tintformer.auxiliary.description import Auxiliary
 from tintformer.errors import InputError, TintError
-from tintformer.execution.engine import Engine
 from tintformer.rule.learning_rule import LearningRule, require_built, require_rule
 from tintformer.typed_fields import checked
+
+if TYPE_CHECKING:
+    from tintformer.auxiliary.description import Auxiliary
+    from tintformer.execution.engine import Engine
 
 Capability = Literal["adapts", "continues", "takes_rates"]
 

@@ -122,7 +122,10 @@ class RatePrior:
         share = (place - logs[left]) / (logs[right] - logs[left]) if right != left else 0.0
         ends = [_line(self.lengths[number], loss) for number in (left, right)]
         gain, spread, trial_gain = (torch.lerp(a, b, share) for a, b in zip(*ends, strict=True))
-        steps = torch.tensor(self.steps, dtype=torch.float64)
+        # Below the shortest pieces the step shrinks with the text, so that the rate of a summed loss stays theirs: a
+        # handful of targets says less than a piece does, and must not move the weights as far.
+        fewest = max(1, self.lengths[0].tokens - 1)  # the first token of a piece is no target
+        steps = torch.tensor(self.steps, dtype=torch.float64) * min(1.0, num_targets / fewest)
         return PriorCurve(steps=steps, gain=gain, spread=spread, trial_gain=trial_gain)
 
 

@@ -42,8 +42,9 @@ class Tint(Watchable):
     def __init__(self, model: Any, rule: LearningRule, *, engine: str = "fast", **options: Any):
         self.auxiliary = load(model)
         self.rule, self.engine_name, self._options = rule, engine, options
+        self.rate_is_chosen = require_rule(rule).is_auto  # or set by who has chosen the rule's number
         # Too many layers are refused here, before an engine is built, which takes the simulator a while.
-        require_rule(rule).num_trained(len(self.auxiliary.blocks))
+        rule.num_trained(len(self.auxiliary.blocks))
         if rule.is_auto and self.auxiliary.takes_examples:
             raise RuleError(f"learning_rate='auto' is chosen for a text; give a number for {self.auxiliary.name}")
         if "statistics" in options:
@@ -84,7 +85,7 @@ class Tint(Watchable):
         if self.rule.is_auto:
             batch = with_rates(self.auxiliary, self.rule, batch)
         out = TintOutput.of(batch, self.engine.run(batch, logits_at=logits_at, before=before))
-        warn_of_ruin(out, stacklevel=2)
+        warn_of_ruin(out, auto=self.rate_is_chosen)
         return out
 
     @property

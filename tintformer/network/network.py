@@ -263,6 +263,10 @@ class Network(nn.Module):
                 "in prefix tokens; compile it again"
             )
 
+    def __repr__(self) -> str:
+        layers, tokens = len(self.layers), self.settings["max_tokens"]
+        return f"<Network {self.auxiliary.name}, {layers:,} layers for up to {tokens:,} tokens, {self.rule}>"
+
     def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
         """Write the auxiliary's weights, the rule and how the network was compiled.
 

@@ -178,6 +178,7 @@ def collect(
     statistics = settle_statistics(statistics, auxiliary, rule)
     divided_by: dict[str, Any] = {} if statistics is None else {"statistics": statistics}
     tint = Tint(auxiliary, rule, engine=engine, **divided_by)
+    tint.rate_is_chosen = choice is not None
     out = tint(input_ids, train_mask=train_mask, before=True, logits="evaluation")
     if not bool(out.evaluation_mask.any()):
         raise InputError(f"all {input_ids.shape[1]} tokens are trained on; leave at least 1 to evaluate")

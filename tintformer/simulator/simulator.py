@@ -91,6 +91,10 @@ class Simulator(nn.Module, Watchable):
         self._write_prefix()
         self._build_ends()
 
+    def __repr__(self) -> str:
+        layout, structural = self.construction.layout, self.num_structural
+        return f"<Simulator {self.auxiliary.name}, layout {layout}, {structural:,} structural parameters, {self.rule}>"
+
     @property
     def hooks(self) -> Hooks:
         return self._hooks
@@ -118,7 +122,7 @@ class Simulator(nn.Module, Watchable):
         batch = learning_batch(self.auxiliary, input_ids, train_mask, **masks)
         checked("before", before, bool, InputError)
         out = TintOutput.of(batch, self.run(batch, logits_at=positions_of(logits, batch), before=before))
-        warn_of_ruin(out, stacklevel=2)
+        warn_of_ruin(out)
         return out
 
     @undisturbed

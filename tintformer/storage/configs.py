@@ -55,11 +55,13 @@ def known_config(name: str) -> PretrainedConfig | None:
 
     It holds what shapes the computation. Token ids, dropout and the like are the family's defaults.
     """
-    from transformers import AutoConfig
-
     found = _BY_NAME.get(name.lower())
+    if found is None:
+        return None
+    from transformers import AutoConfig  # which takes seconds, and no unknown name is worth them
+
     # A copy: configurations keep nested settings as they get them, and a user may change them.
-    return None if found is None else AutoConfig.for_model(**deepcopy(KNOWN_MODELS[found]))
+    return AutoConfig.for_model(**deepcopy(KNOWN_MODELS[found]))
 
 
 def read_config(name_or_path: str | os.PathLike[str]) -> PretrainedConfig:
@@ -67,8 +69,6 @@ def read_config(name_or_path: str | os.PathLike[str]) -> PretrainedConfig:
 
     What exists on disk comes first, as for `load`. Nothing is fetched.
     """
-    from tintformer.auxiliary.validation import find_family
-
     name = os.fspath(name_or_path)
     path = user_path(name)
     if not path.exists():
@@ -80,6 +80,8 @@ def read_config(name_or_path: str | os.PathLike[str]) -> PretrainedConfig:
             f"known here (such as {', '.join(_similar(name))}); nothing is fetched, so give a directory with "
             "config.json or a JSON file"
         )
+    from tintformer.auxiliary.validation import find_family  # as late as transformers
+
     find_family(config, name)
     return config
 

@@ -18,7 +18,6 @@ from tintformer.auxiliary.tokens import panics_as_errors
 from tintformer.errors import LoadError, TintError, cause
 from tintformer.storage.foreign_files import check_model_files, read_foreign_json
 from tintformer.storage.gguf_headers import read_gguf_header
-from tintformer.storage.untrusted import refuse_code_and_huge_sizes
 
 MAX_GROWTH = 16
 """Characters that a normaliser or a decoder may make of one. Those of published models make one of one."""
@@ -69,6 +68,8 @@ def _options(directory: Path) -> dict[str, Any]:
 
 def check_tokenizer_files(directory: Path) -> None:
     """Refuse a directory whose tokenizer is no plain JSON, or makes far more of a text than there is."""
+    from tintformer.storage.untrusted import refuse_code_and_huge_sizes  # brings torch, which commands take up late
+
     check_model_files(directory)
     for name in _JSON:
         if (directory / name).exists():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -142,17 +142,19 @@ def _check_device_map(device: Any, device_map: DeviceMap | None) -> Any:
 @contextmanager
 def _bars_on_terminals() -> Generator[None]:
     """Let transformers draw its bars on a terminal alone: in a file every redraw is noise."""
+    from transformers import modeling_gguf_pytorch_utils
     from transformers.utils import logging as messages
 
-    if not hasattr(messages, "set_tqdm_hook"):  # in older versions
+    gguf_reader: Any = modeling_gguf_pytorch_utils
+    with ExitStack() as stack:
+        # What tqdm makes of None: it looks at the stream.
+        if hasattr(messages, "set_tqdm_hook"):  # not in older versions
+            hook = messages.set_tqdm_hook(lambda make, given, options: make(*given, **{"disable": None, **options}))
+            stack.callback(messages.set_tqdm_hook, hook)
+        if hasattr(gguf_reader, "tqdm"):  # of its own, which no hook sees
+            stack.callback(setattr, gguf_reader, "tqdm", gguf_reader.tqdm)
+            gguf_reader.tqdm = partial(gguf_reader.tqdm, disable=None)
         yield
-        return
-    # What tqdm makes of None: it looks at the stream.
-    before = messages.set_tqdm_hook(lambda make, given, options: make(*given, **{"disable": None, **options}))
-    try:
-        yield
-    finally:
-        messages.set_tqdm_hook(before)
 
 
 @_bars_on_terminals()
@@ -171,6 +173,7 @@ def _load_name(name: str, dtype: torch.dtype, device: Any, device_map: Any) -> A
     return replace(describe(model, family, name), open_tokenizer=partial(find_tokenizer, name))
 
 
+@_bars_on_terminals()
 def unpack_gguf(file: Path, *, thorough: bool = False) -> Path:
     """The directory with the plain copy of a GGUF file, or the file's own where no copy can be kept.
 

@@ -31,7 +31,6 @@ from tintformer.storage.cache_paths import cache_directory, sha256_of
 from tintformer.storage.file_names import to_file_name
 from tintformer.storage.foreign_files import read_foreign_json
 from tintformer.storage.foreign_tokenizers import open_tokenizer
-from tintformer.storage.saved_configs import plain_settings
 from tintformer.storage.staging import settle
 from tintformer.storage.whole_files import make_directory, whole_directory
 from tintformer.version import __version__
@@ -156,6 +155,8 @@ def _is_same_model(model: Any, other: Any) -> bool:
 
 
 def _settings(config: Any) -> dict[str, Any]:
+    from tintformer.storage.saved_configs import plain_settings  # brings torch, which commands take up late
+
     left_out = (*_OF_THE_WRITER, "_from_model_config")
     return {key: value for key, value in plain_settings(config).items() if key not in left_out}
 

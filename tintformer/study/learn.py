@@ -136,6 +136,7 @@ def learn_text(
     rule, choice = settle(input_ids, train_mask)
     options = options or {}
     tint = Tint(auxiliary, rule, engine=engine, **options)
+    tint.rate_is_chosen = choice is not None
     divided_by = {name: value for name, value in options.items() if name == "statistics"}
     out = tint(input_ids, train_mask=train_mask, before=True, logits="none")
     assert out.token_loss_before is not None

@@ -8,6 +8,7 @@ import re
 import subprocess
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import forked
@@ -58,6 +59,19 @@ def test_without_the_harness_it_says_how_to_have_it(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(command, "find_spec", lambda name: None)
     with pytest.raises(TintError, match=r"lm-eval is not installed; pip install 'tintformer\[eval\]'"):
         command.lm_eval(None)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--model", "tint", "--limit", "4"], ["run", "--model", "tint"]])
+def test_without_a_task_it_says_so_in_one_line(arguments: list[str]) -> None:
+    with pytest.raises(TintError, match="there is no task; give --tasks, such as --tasks tint_sst2"):
+        command.lm_eval(SimpleNamespace(args=arguments), json=True)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--tasks=a"], ["-t", "a", "b"], ["-C", "run.yaml"], ["run", "--help"], ["ls", "tasks"]]
+)
+def test_what_names_tasks_or_needs_none_is_left_to_the_harness(arguments: list[str]) -> None:
+    command._check_tasks(arguments)
 
 
 def test_help_is_quick_and_names_the_options_of_the_harness() -> None:
