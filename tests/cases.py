@@ -183,6 +183,14 @@ def make_config(name: str) -> Any:
     return getattr(transformers, f"{prefix}Config")(vocab_size=VOCABULARY, **TOKENS, **knobs)
 
 
+def size_keys(name: str) -> list[str]:
+    """What the configuration of a model counts, by the names it has there."""
+    others = ("_token_id", "chunk_size_feed_forward", "pretraining_tp", "max_window_layers")
+    found = make_config(name).to_dict()
+    counts = [key for key, value in found.items() if type(value) is int and not key.endswith(others)]
+    return counts + [key for key in ("n_inner", "intermediate_size") if found.get(key, 0) is None]
+
+
 @cache
 def make_model(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
     """A tiny model with large random weights, so that every nonlinearity is felt; shared, so never change it."""

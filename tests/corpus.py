@@ -202,6 +202,13 @@ CORPUS: dict[str, Row] = {
     "config: no layers": Row(LLAMA, edit(lambda c: c.update(num_hidden_layers=0))),
     "config: fewer layers than stored": Row(LLAMA, edit(lambda c: c.update(num_hidden_layers=1))),
     "config: heads of width 0": Row(LLAMA, edit(lambda c: c.update(head_dim=0))),
+    "config: a negative number of heads": Row("config@gpt2", edit(lambda c: c.update(n_head=-1))),
+    "config: a window of no token": Row("config@mistral", edit(lambda c: c.update(sliding_window=0))),
+    "config: a negative window": Row("config@gpt_neo", edit(lambda c: c.update(window_size=-1))),
+    "config: a window of none in some layers": Row(
+        "config@qwen2",
+        edit(lambda c: c.update(use_sliding_window=True, sliding_window=0, max_window_layers=1, layer_types=None)),
+    ),
     "config: code": Row(LLAMA, edit(lambda c: c.update(auto_map={"AutoConfig": "evil.C"}))),
     "config: a kernel of the hub": Row(LLAMA, edit(lambda c: c.update(_attn_implementation="evil/kernel"))),
     # Weights.
@@ -310,6 +317,9 @@ CORPUS: dict[str, Row] = {
     # Sizes without weights.
     "params: zero heads": Row("params@llama", edit(lambda c: c.update(num_attention_heads=0))),
     "params: a negative width": Row("params@llama", edit(lambda c: c.update(hidden_size=-12))),
+    "params: a feed-forward of width 0": Row("params@llama", edit(lambda c: c.update(intermediate_size=0))),
+    "params: no positions": Row("params@llama", edit(lambda c: c.update(max_position_embeddings=0))),
+    "params: no tokens": Row("params@llama", edit(lambda c: c.update(vocab_size=0))),
     "params: a FIFO": Row("params@llama", _fifo(CONFIG)),
 }  # fmt: skip
 """By name. Most must be refused; what transformers itself leaves without effect may open."""

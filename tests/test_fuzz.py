@@ -12,15 +12,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
+from random import Random
+from typing import get_args, get_type_hints
 
 import pytest
+from fuzzing.draws import draw_batch, draw_rule
 from fuzzing.guard import run_forked
 from fuzzing.kinds import Finding, Kind
+from fuzzing.numbers import engines
 from fuzzing.runner import CASES_OF_A_SEED, Run, up_to
 from patience import PATIENCE
 
 from tintformer.errors import LoadError
+from tintformer.execution.batch import LearningMasks
+from tintformer.learning.engine_registry import ENGINES
+from tintformer.rule.learning_rule import LearningRule, Optimizer
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks and reads /proc: run it on Linux")
 ROOT = Path(__file__).parent.parent
@@ -149,6 +157,19 @@ def test_a_killed_run_repeats_the_case_that_it_was_in_alone(tmp_path: Path) -> N
     log.unlink()
     Run(tmp_path / "run", 0, [_toy(log, group=1)]).go(up_to(done + 2))
     assert [int(line) for line in log.read_text().split()] == [done, done + 1]
+
+
+def test_every_knob_engine_and_mask_is_drawn() -> None:
+    from cases import make_model
+
+    rules = [draw_rule(Random(seed), 2, dense=True) for seed in range(150)]
+    for field in fields(LearningRule):
+        assert len({getattr(rule, field.name) for rule in rules}) > 1, f"{field.name} is always the same"
+    assert {rule.optimizer for rule in rules} == set(get_args(Optimizer))
+    drawn = [engine for seed, rule in enumerate(rules) for engine in engines(Random(seed), rule)]
+    assert {engine["engine"] for engine in drawn} == ENGINES.keys() - {"oracle"}
+    batches = [draw_batch(Random(seed), make_model("gpt2"), steps=2) for seed in range(50)]
+    assert {key for batch in batches for key in batch} == {"input_ids", "train_mask", *get_type_hints(LearningMasks)}
 
 
 @pytest.mark.slow

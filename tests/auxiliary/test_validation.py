@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
 import transformers
-from cases import make_config, make_model
+from cases import MODELS, make_config, make_model, size_keys
 
 import tintformer as tint
 from tintformer.auxiliary.validation import find_family
@@ -91,9 +92,28 @@ def test_a_model_without_data_is_refused() -> None:
         tint.load(model)
 
 
-@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 def test_empty_parameters_are_refused() -> None:
-    config = make_config("llama")
-    config.intermediate_size = 0
+    model = copy.deepcopy(make_model("llama"))
+    model.model.layers[0].mlp.up_proj.weight = torch.nn.Parameter(torch.empty(0, 12))
     with pytest.raises(tint.UnsupportedModelError, match=r"mlp\.up_proj\.weight is empty, of shape \(0, 12\)"):
-        tint.load(transformers.LlamaForCausalLM(config))
+        tint.load(model)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_size_is_a_whole_number_of_at_least_one(name: str) -> None:
+    for key, value in itertools.product(size_keys(name), (0, -1, -2, 2.5)):
+        config = make_config(name)
+        object.__setattr__(config, key, value)
+        assert str(value) in refusal(config), (key, value)
+
+
+def test_a_window_that_no_layer_has_is_not_looked_at() -> None:
+    config = make_config("gpt_neo")
+    config.attention_layers, config.window_size = ["global", "global"], 0
+    assert find_family(config, "model").model_type == "gpt_neo"
+
+
+def test_more_layers_than_their_list() -> None:
+    config = make_config("qwen2-sliding")
+    config.num_hidden_layers = 3
+    assert "it has 3 layers and lists the attention of fewer" in refusal(config)

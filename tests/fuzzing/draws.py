@@ -215,10 +215,12 @@ def draw_model(r: Random, dtype: torch.dtype = torch.float64) -> tuple[Any, Sett
     return build_model(prefix, config, dtype, seed=r.randrange(2**31)), {"family": prefix, **settings}
 
 
-def draw_rule(r: Random, num_blocks: int) -> LearningRule:
-    """Any rule that can be written, with a rate that does not throw a tiny model off."""
-    gradients = ("exact", "exact", "first_order", "central")
-    attention = r.choice(("value", "value", "exact", "exact", "perturbed"))
+def draw_rule(r: Random, num_blocks: int, *, dense: bool = False) -> LearningRule:
+    """Any rule that can be written, with a rate that does not throw a tiny model off; `dense` optimisers as well."""
+    optimizer = r.choice(("rms", "adam", "muon")) if dense and r.random() < 0.3 else "sgd"
+    # Round-off of a difference is divided by its step, and then by what a dense optimiser divides a gradient by.
+    gradients = ("exact", "exact", "first_order", "central") if optimizer == "sgd" else ("exact",)
+    attention = r.choice(("value", "value", "exact", "exact", *(("perturbed",) if optimizer == "sgd" else ())))
     loss = r.choice(("cross_entropy", "cross_entropy", "mse", "quad"))
     reduction = r.choice(("sum", "mean"))
     rate = {"cross_entropy": 2e-3, "mse": 1e-3, "quad": 1e-4}[loss] * (5 if reduction == "mean" else 1)
@@ -235,13 +237,31 @@ def draw_rule(r: Random, num_blocks: int) -> LearningRule:
         epsilon_mode=r.choice(("fixed", "relative")),
         update_norm_scale=r.random() < 0.5,
         update_query_key=attention != "value" and r.random() < 0.5,
+        optimizer=optimizer,
+        **_descent(r, num_blocks, optimizer),
     )
 
 
+def _descent(r: Random, num_blocks: int, optimizer: str) -> Settings:
+    """How a rule goes on from one step to the next, and by how much each op moves."""
+    momentum = 0.0 if optimizer == "adam" else r.choice((0.0, 0.0, 0.5, 0.9))
+    patterns = (f"blocks.{r.randrange(num_blocks)}.*", "*.value", "*.up", "final.*", "*")
+    return {
+        "momentum": momentum,
+        "nesterov": momentum > 0 and r.random() < 0.5,
+        "decay": r.choice((0.0, 0.0, 0.1, 1.0)),
+        "rates": {name: r.choice((0.0, 0.5, 2.0)) for name in r.sample(patterns, r.choice((0, 0, 1, 2)))},
+        "schedule": tuple(r.choice((0.0, 0.25, 1.0, 1.5)) for _ in range(r.choice((0, 0, 1, 2, 4)))),
+    }
+
+
 def draw_batch(
-    r: Random, model: Any, *, padding: str | None = None, segments: bool = True, positions: bool = True
+    r: Random, model: Any, *, padding: str | None = None, segments: bool = True, positions: bool = True, steps: int = 1
 ) -> dict[str, Any]:
-    """Sequences with every mask that a call takes; `padding` on one side, or on either if none is given."""
+    """Sequences with every mask that a call takes; `padding` on one side, or on either if none is given.
+
+    Of several `steps` each may have targets of its own.
+    """
     rows, width = r.randint(1, 4), r.randint(2, 13)
     shape = (rows, width)
     ids = torch.tensor([[r.randrange(model.config.vocab_size) for _ in range(width)] for _ in range(rows)])
@@ -262,8 +282,10 @@ def draw_batch(
     if segments and r.random() < 0.35:
         batch["segment_ids"] = _segments(r, attended)
     elif positions and model.config.model_type != "bloom" and r.random() < 0.2:
-        steps = torch.tensor([[r.randint(1, 3) for _ in range(width)] for _ in range(rows)])
-        batch["position_ids"] = steps.cumsum(1)
+        forward = torch.tensor([[r.randint(1, 3) for _ in range(width)] for _ in range(rows)])
+        batch["position_ids"] = forward.cumsum(1)
+    if steps > 1 and r.random() < 0.5:
+        batch["step_ids"] = torch.tensor([[r.randint(0, steps) for _ in range(width)] for _ in range(rows)])
     return batch
 
 

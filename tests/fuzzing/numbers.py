@@ -26,8 +26,8 @@ AGREEMENT = 1e-8
 """Between engines in float64, as in tests/engines/test_parity.py, relative to what is large."""
 
 
-def engines(r: Random) -> list[dict[str, Any]]:
-    """Some of the engines: all of them in a case would be the same few cases."""
+def engines(r: Random, rule: tint.LearningRule) -> list[dict[str, Any]]:
+    """Some of the engines that a rule can be run by: all of them in a case would be the same few cases."""
     simulator = {
         "engine": "simulator",
         "layout": r.choice(("lean", "paper")),
@@ -35,8 +35,10 @@ def engines(r: Random) -> list[dict[str, Any]]:
         "tie_blocks": r.random() < 0.5,
         "transposition": r.choice(("scores", "stored")),
     }
+    network = {"engine": "network", "stack": r.choice((1, 3, 4)), "dense": r.random() < 0.2, "loop": r.random() < 0.3}
     fast = {"engine": "fast", "dual": r.choice((None, True, False))}
-    return r.sample([{"engine": "reference"}, fast, simulator, simulator], 2)
+    programs = [{"engine": "reference"}, fast]
+    return r.sample([*programs, simulator, simulator, network], 2) if rule.is_linear else programs
 
 
 def same(found: Tensor, expected: Tensor, what: str, *, times: float = 1.0) -> None:
@@ -53,7 +55,7 @@ def same(found: Tensor, expected: Tensor, what: str, *, times: float = 1.0) -> N
 def same_outputs(found: Any, expected: Any, batch: dict[str, Any], what: str, *, times: float = 1.0) -> None:
     """Logits before and after, losses, and the update of every parameter of every sequence."""
     seen = batch["attention_mask"].bool()
-    if expected.logits_before is not None:
+    if expected.logits_before is not None and found.logits_before is not None:
         same(found.logits_before[seen], expected.logits_before[seen], f"{what}: logits before", times=times)
     same(found.logits[seen], expected.logits[seen], f"{what}: logits", times=times)
     same(found.token_loss, expected.token_loss, f"{what}: losses", times=times)
@@ -68,32 +70,50 @@ def same_updates(found: dict[str, Tensor], expected: dict[str, Tensor], what: st
 
 
 def parity(r: Random, model: Any, place: Path) -> str:
-    rule, batch = _drawn(r, model, place)
+    rule, batch = _drawn(r, model, place, dense=True, steps=True)
     outcome, truths = "same", dict[tint.LearningRule, Any]()
-    for engine in engines(r):
-        meant = _as_simulated(rule) if engine["engine"] == "simulator" else rule
+    given = _statistics(model, rule)
+    for engine in engines(r, rule):
+        meant = _as_simulated(rule) if engine["engine"] in ("simulator", "network") else rule
         if meant not in truths:
-            truths[meant], outcome = _truth(model, meant, batch)
+            truths[meant], outcome = _truth(model, meant, batch, given)
+        before = not engine.get("loop")  # whose layers overwrite it
         try:
-            found = call(tint.Tint(model, rule, **engine), batch, before=True)
+            found = call(tint.Tint(model, rule, **engine, **given), batch, before=before)
         except tint.InputError as error:
             _require_known(error, str(engine))
             continue
+        require((found.logits_before is not None) == before, f"{engine}: logits before, or none, against the call")
         same_outputs(found, truths[meant], batch, str(engine))
     return outcome
 
 
-def _truth(model: Any, rule: tint.LearningRule, batch: dict[str, Any]) -> tuple[Any, str]:
+def _truth(model: Any, rule: tint.LearningRule, batch: dict[str, Any], given: dict[str, Any]) -> tuple[Any, str]:
     try:
-        return call(tint.Tint(model, rule, engine="oracle"), batch, before=True), "same"
+        return call(tint.Tint(model, rule, engine="oracle", **given), batch, before=True), "same"
     except tint.InputError as error:  # segments with shared tokens, where gradients are differences
         require("several segments share" in str(error), f"the oracle refuses: {error}")
-        return call(tint.Tint(model, rule, engine="reference"), batch, before=True), "without the oracle"
+        return call(tint.Tint(model, rule, engine="reference", **given), batch, before=True), "without the oracle"
+
+
+def _statistics(model: Any, rule: tint.LearningRule) -> dict[str, Any]:
+    """What `rms` divides by, as an option of an engine; other rules take none."""
+    if rule.optimizer != "rms":
+        return {}
+    generator = torch.Generator().manual_seed(5)
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    drawn = {name: torch.rand(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+    return {"statistics": {name: 0.1 + values for name, values in drawn.items()}}
 
 
 def _require_known(error: tint.InputError, what: str) -> None:
     """Constructions that do not fit a model or a batch say so; any other refusal of what was drawn is a finding."""
-    known = ("layout='paper' needs heads", "tokens train but a head stores")
+    known = (
+        "layout='paper' needs heads",
+        "tokens train but a head stores",
+        "a network cannot leave out momentum and decay for one row",
+        "this schedule changes the rate from step to step",
+    )
     require(any(words in str(error) for words in known), f"{what} refuses: {error}")
 
 
@@ -105,10 +125,16 @@ def _as_simulated(rule: tint.LearningRule) -> tint.LearningRule:
 
 def one_by_one(r: Random, model: Any, place: Path) -> str:
     """A padded batch equals each of its sequences alone."""
-    rule, batch = _drawn(r, model, place)
-    engine = r.choice(({"engine": "reference"}, {"engine": "fast"}, {"engine": "fast"}, {"engine": "simulator"}))
-    sim = tint.Tint(model, rule, **engine)
-    together = call(sim, batch)
+    rule, batch = _drawn(r, model, place, dense=True, steps=True)
+    network = {"engine": "network", "max_tokens": batch["input_ids"].shape[1]}
+    programs = [{"engine": "reference"}, {"engine": "fast"}, {"engine": "fast"}]
+    engine = r.choice([*programs, {"engine": "simulator"}, network] if rule.is_linear else programs)
+    sim = tint.Tint(model, rule, **engine, **_statistics(model, rule))
+    try:
+        together = call(sim, batch)
+    except tint.InputError as error:
+        _require_known(error, str(engine))
+        return "refused"
     for row in range(len(batch["input_ids"])):
         kept, single = batch["attention_mask"][row].bool(), call(sim, alone(batch, row))
         same(together.logits[row][kept], single.logits[0], f"{engine} row {row}: logits")
@@ -140,7 +166,7 @@ def generation(r: Random, model: Any, place: Path) -> str:
 
 def continuation(r: Random, model: Any, place: Path) -> str:
     """Token by token behind a prompt is the whole pass."""
-    rule, batch = _drawn(r, model, place, padding="left", segments=False, positions=False)
+    rule, batch = _drawn(r, model, place, padding="left", segments=False, positions=False, steps=True)
     width = batch["input_ids"].shape[1]
     prompt = r.randint((width + 1) // 2, width)
     batch["train_mask"][:, prompt:] = False
@@ -163,7 +189,7 @@ def continuation(r: Random, model: Any, place: Path) -> str:
 
 
 def saved_simulator(r: Random, model: Any, place: Path) -> str:
-    rule, batch = _drawn(r, model, place)
+    rule, batch = _drawn(r, model, place, steps=True)
     knobs = {"layout": r.choice(("lean", "paper")), "stack": r.choice((1, 3, 4)), "tie_blocks": r.random() < 0.5}
     try:
         simulator = tint.build(model, rule, **knobs)
@@ -194,8 +220,8 @@ def saved_learner(r: Random, model: Any, place: Path) -> str:
 
 def saved_update(r: Random, model: Any, place: Path) -> str:
     """An update in a file, and the Hugging Face model that it gives."""
-    rule, batch = _drawn(r, model, place)
-    sim = tint.Tint(model, rule)
+    rule, batch = _drawn(r, model, place, dense=True, steps=True)
+    sim = tint.Tint(model, rule, **_statistics(model, rule))
     ids = batch.pop("input_ids")
     tuned = sim.adapt(ids, **batch)
     masks = {key: batch[key] for key in ("attention_mask", "segment_ids", "position_ids") if key in batch}
@@ -222,9 +248,12 @@ def _same_bits(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         require(equal, f"{name} comes back with other bits")
 
 
-def _drawn(r: Random, model: Any, place: Path, **how: Any) -> tuple[tint.LearningRule, dict[str, Any]]:
-    """A rule and a batch, written down for whoever looks at a finding."""
-    rule, batch = draw_rule(r, _num_blocks(model)), draw_batch(r, model, **how)
+def _drawn(
+    r: Random, model: Any, place: Path, *, dense: bool = False, steps: bool = False, **how: Any
+) -> tuple[tint.LearningRule, dict[str, Any]]:
+    """A rule and a batch, written down for whoever looks at a finding; `steps` may have data of their own."""
+    rule = draw_rule(r, _num_blocks(model), dense=dense)
+    batch = draw_batch(r, model, steps=rule.steps if steps else 1, **how)
     written = {"rule": asdict(rule), "batch": {key: value.tolist() for key, value in batch.items()}}
     (place / "case.json").write_text(json.dumps(written, indent=1))
     return rule, batch

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import make_config
+from cases import FIRST, make_config, size_keys
 
 import tintformer as tint
 from tintformer.auxiliary.description import ops
@@ -191,6 +192,15 @@ def test_unsupported_families(tmp_path: Path, knobs: dict[str, Any], reason: str
     file.write_text(json.dumps(knobs), encoding="utf-8")
     with pytest.raises(tint.UnsupportedModelError, match=reason):
         read_config(file)
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_sizes_below_one_in_a_file(tmp_path: Path, name: str) -> None:
+    file, settings = tmp_path / "config.json", make_config(name).to_dict()
+    for key, value in itertools.product(size_keys(name), (0, -1, -2)):
+        file.write_text(json.dumps({**settings, key: value}), encoding="utf-8")
+        with pytest.raises(tint.TintError, match=f"{value}|by zero"):
+            read_config(file)
 
 
 def test_a_configuration_that_cannot_be_built() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from operator import index
 from typing import Any
 
 import torch
@@ -20,6 +21,21 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 COMPUTED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """Dtypes that torch computes in; float8 and the like are for storage alone."""
 
+_SIZES = (
+    "vocab_size",
+    "max_position_embeddings",
+    "hidden_size",
+    "word_embed_proj_dim",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "rotary_dim",
+    "intermediate_size",
+    "n_inner",
+    "ffn_dim",
+)
+"""What any family counts, under the names that transformers has for all; where one is None, the family derives it."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
@@ -33,7 +49,8 @@ def find_family(config: Config, name: str) -> Family:
         known = ", ".join(sorted(families()))
         reasons.insert(0, f"model_type {config.model_type!r} is not a known family; known are {known}")
     else:
-        reasons += family.refuse(config)
+        # What else there is to say is computed from the sizes.
+        reasons += _size_reasons(config) or (_window_reasons(config, family) + family.refuse(config))
         if (function := family.activation(config)) not in FUNCTIONS:
             reasons.append(f"activation {function!r} has no derivative here; known are {', '.join(sorted(FUNCTIONS))}")
     if family is None or reasons:
@@ -45,9 +62,6 @@ def config_reasons(config: Config) -> list[str]:
     """Reasons that hold for any family, read from the configuration alone."""
     # Silence would be worse than a refusal: a setting that is ignored gives plausible numbers of another model.
     reasons: list[str] = []
-    layers = getattr(config, "num_hidden_layers", None)
-    if isinstance(layers, int) and layers < 1:
-        reasons.append(f"it has {layers} layers: there is nothing that learns")
     experts = next((key for key in _EXPERTS if (getattr(config, key, None) or 0) > 1), None)
     if experts:
         reasons.append(f"mixture of experts ({experts}={getattr(config, experts)}): routing has no simulated backward")
@@ -63,10 +77,43 @@ def config_reasons(config: Config) -> list[str]:
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope not in ROPE_TYPES:
         reasons.append(f"rotary scheme {rope!r} changes its frequencies with the input; known are {ROPE_TYPES}")
-    heads, key_value_heads = (getattr(config, key, None) for key in ("num_attention_heads", "num_key_value_heads"))
-    if heads and key_value_heads and heads % key_value_heads:  # state-space models have no heads at all
-        reasons.append(f"{heads} query heads cannot share {key_value_heads} key/value heads evenly")
     return reasons
+
+
+def _size_reasons(config: Config) -> list[str]:
+    """Sizes that no model has, and heads that cannot be shared out."""
+    found = {config.attribute_map.get(key, key): getattr(config, key, None) for key in _SIZES}
+    reasons = [
+        f"{key}={value!r:.40}: a size is a whole number of at least 1"
+        for key, value in found.items()
+        if not (value is None or _is_size(value))
+    ]
+    heads, shared = (getattr(config, key, None) for key in ("num_attention_heads", "num_key_value_heads"))
+    if not reasons and heads and shared and heads % shared:
+        reasons.append(f"{heads} query heads cannot share {shared} key/value heads evenly")
+    return reasons
+
+
+def _window_reasons(config: Config, family: Family) -> list[str]:
+    """Windows through which a layer sees nothing, for which every implementation computes something else."""
+    layers: int = config.num_hidden_layers
+    try:
+        windows = {family.window(config, layer) for layer in range(layers)} - {None}
+    except IndexError:  # a configuration that was changed since its class checked it
+        return [f"it has {layers} layers and lists the attention of fewer: make the two agree"]
+    return [
+        f"a window of {window!r:.40} tokens: a layer that has one sees at least 1, the token itself"
+        for window in windows
+        if not _is_size(window)
+    ]
+
+
+def _is_size(value: Any) -> bool:
+    """Also of numpy and torch, which configurations may hold."""
+    try:
+        return index(value) >= 1
+    except TypeError:
+        return False
 
 
 def _quantisation(config: Config) -> str | None:
