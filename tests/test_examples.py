@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import runpy
 import sys
 from collections.abc import Callable
@@ -27,6 +28,8 @@ from importlib.util import find_spec
 if find_spec("tintformer") is None:
     %pip install --quiet "tintformer[plots]"\
 """
+MORE = {"adapt_a_real_model": " gguf"}
+"""What else a notebook needs: its model is a GGUF file."""
 HOLDS: dict[str, Callable[[Any], bool]] = {
     "adapt_a_real_model": lambda perplexity: perplexity["after"] < perplexity["before"],
     "compare_rules": lambda losses: len(losses) == 3 and min(losses.values()) > 0,
@@ -65,7 +68,14 @@ def test_a_notebook_is_saved_as_it_ran(path: Path) -> None:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_first_cell_installs_what_is_missing_and_nothing_else(path: Path) -> None:
     first = code_cells(nbformat.read(path, as_version=4))[0]
-    assert first.source == INSTALLS and first.outputs == []
+    assert first.source == INSTALLS + MORE.get(path.stem, "") and first.outputs == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_takes_nothing_but_public_names(path: Path) -> None:
+    """From the package itself; the bundled texts are the one module beside it."""
+    source = "\n".join(cell.source for cell in code_cells(nbformat.read(path, as_version=4)))
+    assert set(re.findall(r"(?:from|import) (tintformer[\w.]*)", source)) <= {"tintformer", "tintformer.bundled"}
 
 
 @pytest.mark.slow
