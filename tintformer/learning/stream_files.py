@@ -26,6 +26,7 @@ from tintformer.execution.continuation import KeyValueCache
 from tintformer.learning.update_files import base_hash, read_object, read_rule, weight_keys
 from tintformer.rule.optimiser import Moments
 from tintformer.storage.checksums import CHECKSUM, Checksum, write_tensors
+from tintformer.storage.foreign_files import given_path
 from tintformer.storage.untrusted import is_finite
 from tintformer.storage.whole_files import check_file, whole_file
 from tintformer.version import __version__
@@ -89,7 +90,7 @@ def read_kept(path: Path, auxiliary: Auxiliary) -> tuple[StreamState, Kept | Non
     """The same, with what its reader has kept beside it, which it has to check itself."""
     from safetensors import SafetensorError, safe_open
 
-    if path.exists() and not path.is_file():
+    if given_path(path, LoadError).exists() and not path.is_file():
         raise LoadError(f"cannot read the state {path}: it is no regular file")
     try:
         with safe_open(path, framework="pt") as file:
