@@ -104,7 +104,8 @@ def test_every_size_is_a_whole_number_of_at_least_one(name: str) -> None:
     for key, value in itertools.product(size_keys(name), (0, -1, -2, 2.5)):
         config = make_config(name)
         object.__setattr__(config, key, value)
-        assert str(value) in refusal(config), (key, value)
+        found = refusal(config)
+        assert f"{key}={value}: a size" in found or f"a window of {value} tokens" in found, (key, value)
 
 
 def test_a_window_that_no_layer_has_is_not_looked_at() -> None:

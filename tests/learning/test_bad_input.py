@@ -143,3 +143,26 @@ def test_unknown_engine() -> None:
 def test_every_error_is_a_value_error() -> None:
     for error in (tint.InputError, tint.RuleError, tint.LoadError, tint.UnsupportedModelError):
         assert issubclass(error, tint.TintError) and issubclass(error, ValueError)
+
+
+@pytest.mark.parametrize("path", ["n" * 300, "a\0b", "\ud800"], ids=["long", "zero byte", "half a character"])
+def test_what_can_be_no_path_is_refused_by_whatever_takes_one(sim: tint.Tint, path: str) -> None:
+    model, tuned = make_model("gpt2"), sim.adapt(IDS)
+    for take in (
+        tint.load,
+        tint.Simulator.from_pretrained,
+        tint.TintForCausalLM.from_pretrained,
+        lambda given: tint.Tuned.load(given, model),
+        tuned.save,
+        tuned.to_peft,
+    ):
+        with pytest.raises(tint.TintError, match="cannot be a path"):
+            take(path)
+
+
+@pytest.mark.parametrize("path", [None, 3])
+def test_an_update_has_a_path(sim: tint.Tint, path: Any) -> None:
+    tuned = sim.adapt(IDS)
+    for take in (tuned.save, tuned.to_peft, lambda given: tint.Tuned.load(given, make_model("gpt2"))):
+        with pytest.raises(tint.TintError, match=f"{path} cannot be a path"):
+            take(path)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tintformer.errors import InputError, LoadError
-from tintformer.storage.foreign_files import MAX_JSON, check_regular, parse_foreign_json, read_foreign_json
+from tintformer.storage.foreign_files import MAX_JSON, check_regular, given_path, parse_foreign_json, read_foreign_json
 
 
 def _socket(path: Path) -> None:
@@ -52,6 +52,30 @@ def test_only_regular_files_of_a_bounded_size_are_read(case: str, tmp_path: Path
     with pytest.raises(LoadError, match=message) as caught:
         read_foreign_json(tmp_path / "x.json")
     assert len(str(caught.value).splitlines()) == 1
+
+
+NO_PATHS = {
+    "too long a name": ("n" * 300, "File name too long; choose a shorter name"),
+    "too long a path": ("n/" * 3000, "File name too long; choose a shorter name"),
+    "a zero byte": ("a\0b", "null byte; give the path"),
+    "half a character": ("\ud800", "surrogates not allowed; give the path"),
+    "nothing": (None, "None cannot be a path"),
+    "a number": (3, "3 cannot be a path"),
+    "bytes": (b"x", "b'x' cannot be a path"),
+}
+
+
+@pytest.mark.parametrize("case", NO_PATHS)
+def test_what_can_be_no_path(case: str) -> None:
+    path, message = NO_PATHS[case]
+    for error in (InputError, LoadError):
+        with pytest.raises(error, match=message) as caught:
+            given_path(path, error)  # type: ignore[arg-type]
+        assert len(str(caught.value).splitlines()) == 1 and len(str(caught.value)) < 300
+
+
+def test_a_path_need_not_be_there(tmp_path: Path) -> None:
+    assert given_path(str(tmp_path / "nowhere" / "x")) == tmp_path / "nowhere" / "x"
 
 
 ODD_JSON: dict[str, tuple[bytes, str]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -74,12 +75,14 @@ def stream(
     """Read texts chunk by chunk: each is scored, then learnt from. The model as it is reads the same beside it."""
     from tintformer.learning.streams import StreamSettings
     from tintformer.learning.text import read_text
-    from tintformer.storage.whole_files import check_directory
+    from tintformer.storage.whole_files import check_directory, check_file
 
     made = needs_number(rule)
     settings = StreamSettings(chunk=chunk, window=window, carry=carry)  # type: ignore[arg-type]
     if output is not None:
         check_directory(output, FILES)
+    if state is not None and not os.path.exists(state):  # one that is there has been written before
+        check_file(state)
     contents = {_name(each): read_text(text, each) for each in file or [None]}
     if len(contents) < len(file or ()):
         raise InputError("a --file is given twice; give each document once")

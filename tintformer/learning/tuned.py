@@ -8,7 +8,6 @@ from collections.abc import Mapping, Set
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import chain
-from pathlib import Path
 from typing import Annotated, Any, Unpack
 
 import torch
@@ -19,7 +18,7 @@ from tintformer.auxiliary.generation import continue_text
 from tintformer.auxiliary.ops import Weight
 from tintformer.engines.fast import FastEngine
 from tintformer.engines.fast.updates import MatrixUpdate, Updates
-from tintformer.errors import InputError, TintError, nearest
+from tintformer.errors import InputError, LoadError, TintError, nearest
 from tintformer.execution.arrays import Array, as_tensor
 from tintformer.execution.batch import Batch, LearningMasks, Masks
 from tintformer.execution.engine import parameter_updates, undisturbed
@@ -33,6 +32,7 @@ from tintformer.learning.update_files import read_update, write_update
 from tintformer.learning.update_view import By, UpdateEffects, UpdateView, effects
 from tintformer.rule.learning_rule import LearningRule, require_rule
 from tintformer.rule.trainable import trainable_weights
+from tintformer.storage.foreign_files import given_path
 from tintformer.storage.loading import load
 from tintformer.storage.whole_files import check_directory
 from tintformer.typed_fields import Range, checked
@@ -280,7 +280,7 @@ class Tuned(Watchable):
         checked("rank", rank, Annotated[int | None, Range(at_least=1)], InputError)
         checked("biases", biases, bool, InputError)
         checked("norms", norms, bool, InputError)
-        target = Path(directory)
+        target = given_path(directory)
         check_directory(target, FILES)
         adapter = Adapter.of(self.auxiliary, self._updates, rank=rank, biases=biases, norms=norms)
         losses: dict[str, float] = {}
@@ -305,7 +305,7 @@ class Tuned(Watchable):
             path: The file, replaced if it is there.
         """
         self.auxiliary.require_unchanged()
-        write_update(Path(path), self.auxiliary, self.rule, self._updates)
+        write_update(given_path(path), self.auxiliary, self.rule, self._updates)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Any, *, statistics: Mapping[str, Tensor] | None = None) -> Tuned:
@@ -316,8 +316,8 @@ class Tuned(Watchable):
             model: What `load` takes.
             statistics: Those of the rule, which `adapt` needs to go on by optimizer="rms".
         """
-        auxiliary = load(model)
-        return cls(auxiliary, *read_update(Path(path), auxiliary), statistics=statistics)
+        path, auxiliary = given_path(path, LoadError), load(model)
+        return cls(auxiliary, *read_update(path, auxiliary), statistics=statistics)
 
 
 def training_batch(

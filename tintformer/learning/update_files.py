@@ -34,6 +34,7 @@ from tintformer.errors import LoadError, TintError, cause
 from tintformer.rule.learning_rule import LearningRule, require_number
 from tintformer.rule.trainable import trainable_weights
 from tintformer.storage.checksums import CHECKSUM, Checksum, add_tensor, write_tensors
+from tintformer.storage.foreign_files import given_path
 from tintformer.storage.untrusted import is_finite
 from tintformer.storage.whole_files import check_file, whole_file
 from tintformer.version import __version__
@@ -100,7 +101,7 @@ def read_tensors(
     """
     from safetensors import SafetensorError, safe_open
 
-    if path.exists() and not path.is_file():
+    if given_path(path, LoadError).exists() and not path.is_file():
         raise LoadError(f"cannot read the {what} {path}: it is no regular file")
     try:
         with safe_open(path, framework="pt") as file:

@@ -69,8 +69,7 @@ def read_config(name_or_path: str | os.PathLike[str]) -> PretrainedConfig:
 
     What exists on disk comes first, as for `load`. Nothing is fetched.
     """
-    name = os.fspath(name_or_path)
-    path = user_path(name)
+    path, name = user_path(name_or_path, LoadError), os.fspath(name_or_path)
     if not path.exists():
         path = bundled_directory(name) or path
     config = _read_path(path) if path.exists() else known_config(name)

@@ -6,14 +6,16 @@ JSON may be nested deeper than Python follows, or hold numbers that take minutes
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tintformer.errors import LoadError, TintError
+from tintformer.errors import InputError, LoadError, TintError, brief
 
 MAX_JSON = 2**26
 """Bytes. The largest tokenizer.json of the supported families, Gemma's, is half of it."""
@@ -31,6 +33,19 @@ _KINDS = {
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
 }
+
+
+def given_path(path: str | os.PathLike[str], error: type[TintError] = InputError) -> Path:
+    """A path that a caller gave; what can be none is refused: another type, a zero byte, a name that is too long."""
+    shown = brief(str(path) if isinstance(path, Path) else path)
+    try:
+        os.lstat(Path(path))
+    except (TypeError, ValueError) as cause:
+        raise error(f"{shown} cannot be a path: {cause}; give the path of a file or a directory") from cause
+    except OSError as cause:
+        if cause.errno == errno.ENAMETOOLONG:
+            raise error(f"{shown} cannot be a path: {cause.strerror}; choose a shorter name") from cause
+    return Path(path)  # whether anything is there is for who opens it
 
 
 def check_regular(path: Path, max_bytes: int | None = None, error: type[TintError] = LoadError) -> int:

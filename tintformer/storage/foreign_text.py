@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from tintformer.errors import InputError, TintError, brief
-from tintformer.storage.foreign_files import check_regular
+from tintformer.storage.foreign_files import check_regular, given_path
 
 MAX_TEXT = 2**30
 """Bytes of a file of data. The largest text of the paper's, WikiText-103 to train on, is half of it."""
@@ -17,12 +17,13 @@ _DESCRIPTORS = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 _AT_ONCE = 2**20
 
 
-def user_path(path: str | os.PathLike[str]) -> Path:
+def user_path(path: str | os.PathLike[str], error: type[TintError] = InputError) -> Path:
     """A path with ~ written out; that of a user who is not there stays as it is, and is not found."""
+    found = given_path(path, error)
     try:
-        return Path(path).expanduser()
+        return found.expanduser()
     except RuntimeError:
-        return Path(path)
+        return found
 
 
 def read_bytes(

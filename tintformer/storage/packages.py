@@ -91,7 +91,7 @@ def require_model(name: str) -> None:
 
 
 def _local_model(name: str) -> Path | None:
-    given = user_path(name)
+    given = user_path(name, LoadError)
     # What exists on disk comes before every name, so that a name never hides the user's own directory.
     if directory := given if given.exists() else model_directory(name):
         return directory

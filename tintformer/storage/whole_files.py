@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tintformer.errors import InputError, LoadError
+from tintformer.storage.foreign_files import given_path
 from tintformer.storage.staging import (
     NEW,
     clean,
@@ -103,7 +104,7 @@ def whole_directory(target: Path) -> Generator[Path]:
 
 def check_settled(directory: Path) -> None:
     """Before files that belong together are read: put back what a killed process had begun to replace."""
-    if not settle(directory):
+    if not settle(given_path(directory, LoadError)):
         raise LoadError(
             f"{directory} holds files of two versions, because a process was killed while it replaced them; open it "
             "once where it can be written, or write it again"
@@ -159,7 +160,7 @@ def _made(directory: Path | None) -> Generator[None]:
 
 def _followed(path: Path) -> Path:
     """Where a path leads, through links, also to what is not there yet."""
-    return Path(os.path.realpath(path))
+    return Path(os.path.realpath(given_path(path)))
 
 
 def _can_exchange(target: Path) -> bool:
