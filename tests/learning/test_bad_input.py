@@ -151,8 +151,10 @@ def test_what_can_be_no_path_is_refused_by_whatever_takes_one(sim: tint.Tint, pa
     for take in (
         tint.load,
         tint.Simulator.from_pretrained,
+        tint.Network.from_pretrained,
         tint.TintForCausalLM.from_pretrained,
         lambda given: tint.Tuned.load(given, model),
+        lambda given: tint.StreamState.load(given, model),
         tuned.save,
         tuned.to_peft,
     ):
@@ -161,8 +163,15 @@ def test_what_can_be_no_path_is_refused_by_whatever_takes_one(sim: tint.Tint, pa
 
 
 @pytest.mark.parametrize("path", [None, 3])
-def test_an_update_has_a_path(sim: tint.Tint, path: Any) -> None:
-    tuned = sim.adapt(IDS)
-    for take in (tuned.save, tuned.to_peft, lambda given: tint.Tuned.load(given, make_model("gpt2"))):
+def test_what_is_saved_has_a_path(sim: tint.Tint, path: Any) -> None:
+    tuned, model = sim.adapt(IDS), make_model("gpt2")
+    for take in (
+        tuned.save,
+        tuned.to_peft,
+        lambda given: tint.Tuned.load(given, model),
+        lambda given: tint.StreamState.load(given, model),
+        tint.Simulator.from_pretrained,
+        tint.Network.from_pretrained,
+    ):
         with pytest.raises(tint.TintError, match=f"{path} cannot be a path"):
             take(path)

@@ -34,6 +34,7 @@ from tintformer.learning.update_files import base_hash, read_object
 from tintformer.rule.learning_rule import LearningRule, require_rule
 from tintformer.rule.trainable import trainable_weights
 from tintformer.storage.checksums import CHECKSUM, Checksum, write_tensors
+from tintformer.storage.foreign_files import given_path
 from tintformer.storage.loading import load
 from tintformer.storage.untrusted import is_finite
 from tintformer.storage.whole_files import check_file, whole_file
@@ -85,7 +86,7 @@ class GradientStatistics:
         """
         from safetensors import SafetensorError
 
-        target = Path(path)
+        target = given_path(path)
         check_file(target)
         metadata = {
             "format": FORMAT,
@@ -110,7 +111,7 @@ class GradientStatistics:
             model: What `load` takes.
         """
         auxiliary = load(model)
-        found = _read(Path(path))
+        found = _read(given_path(path, LoadError))
         _check_base(found, auxiliary, str(path))
         _check_tensors(found, auxiliary, str(path))
         return found

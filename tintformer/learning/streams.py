@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -23,7 +22,7 @@ from tintformer.auxiliary.ops import Weight
 from tintformer.engines.fast import FastEngine
 from tintformer.engines.fast.reading import Memory
 from tintformer.engines.fast.updates import MatrixUpdate, Updates
-from tintformer.errors import InputError, TintWarning
+from tintformer.errors import InputError, LoadError, TintWarning
 from tintformer.execution.arrays import Array
 from tintformer.execution.batch import Chunk
 from tintformer.execution.continuation import KeyValueCache
@@ -33,6 +32,7 @@ from tintformer.learning.tuned import Tuned
 from tintformer.learning.update_files import weight_keys
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.storage.checksums import add_tensor
+from tintformer.storage.foreign_files import given_path
 from tintformer.storage.loading import load
 from tintformer.typed_fields import Range, check_fields, checked
 
@@ -185,7 +185,7 @@ class StreamState:
             path: The file.
         """
         self.auxiliary.require_unchanged()
-        write_state(Path(path), self)
+        write_state(given_path(path), self)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Any) -> StreamState:
@@ -195,7 +195,7 @@ class StreamState:
             path: A file that `save` or `tint stream --state` has written.
             model: What `load` takes.
         """
-        return read_state(Path(path), load(model))
+        return read_state(given_path(path, LoadError), load(model))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +33,7 @@ from tintformer.simulator.construction import AttentionForm, Construction, Softm
 from tintformer.simulator.geometry import DEFAULT_STACK
 from tintformer.simulator.primitives.tokenwise import FeedForward, Table, constant
 from tintformer.simulator.simulator import Simulator, build
+from tintformer.storage.foreign_files import given_path
 from tintformer.storage.loading import load
 
 Inputs = Shaped[Tensor, "B T *vector"]
@@ -273,7 +273,7 @@ class Network(nn.Module):
         Args:
             directory: Where to.
         """
-        checkpoint.write(Path(directory), self.auxiliary, self.rule, {"network": self.settings}, {})
+        checkpoint.write(given_path(directory), self.auxiliary, self.rule, {"network": self.settings}, {})
 
     @classmethod
     def from_pretrained(cls, directory: str | os.PathLike[str]) -> Network:
@@ -282,7 +282,7 @@ class Network(nn.Module):
         Args:
             directory: What `save_pretrained` wrote.
         """
-        path = Path(directory)
+        path = given_path(directory, LoadError)
         config, auxiliary, rule, tensors = checkpoint.read(path, ("network",))
         settings = config["network"]
         known = inspect.signature(cls).parameters.keys() - {"auxiliary", "rule"}

@@ -28,7 +28,7 @@ from tintformer.errors import LoadError, TintError, cause
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator.construction import Construction
 from tintformer.storage.checksums import Checksum, write_tensors
-from tintformer.storage.foreign_files import check_model_files, read_foreign_json
+from tintformer.storage.foreign_files import check_model_files, given_path, read_foreign_json
 from tintformer.storage.loading import SIMULATOR_FORMAT
 from tintformer.storage.saved_configs import checked_settings
 from tintformer.storage.untrusted import build_config, build_on_meta, is_finite, read_dtype
@@ -46,7 +46,7 @@ def save(simulator: Simulator, directory: str | os.PathLike[str], *, full: bool 
     """Write a simulator; `full` adds the constructed tensors, which others may want to read without this package."""
     more = {f"{STRUCTURE}{name}": tensor for name, tensor in _constructed(simulator).items()} if full else {}
     settings = {"construction": asdict(simulator.construction), "full": full}
-    return write(Path(directory), simulator.auxiliary, simulator.rule, settings, more)
+    return write(given_path(directory), simulator.auxiliary, simulator.rule, settings, more)
 
 
 def write(
@@ -81,7 +81,7 @@ def load(directory: str | os.PathLike[str]) -> Simulator:
     """Read a simulator that `save` wrote: the same bits, whatever process wrote them."""
     from tintformer.simulator.simulator import Simulator
 
-    path = Path(directory)
+    path = given_path(directory, LoadError)
     config, auxiliary, rule, tensors = read(path, ("construction", "full"))
     if not isinstance(config["full"], bool):
         raise LoadError(f"{path / CONFIG} has full={config['full']!r:.40}, which must be a bool")

@@ -37,6 +37,7 @@ from tintformer.integrations.transformers.register import register_model
 from tintformer.learning.engine_registry import ENGINES, make_engine
 from tintformer.learning.rate_selection import with_rates
 from tintformer.rule.learning_rule import LearningRule, require_number, require_rule
+from tintformer.storage.foreign_files import given_path
 from tintformer.storage.foreign_text import user_path
 from tintformer.storage.loading import load
 from tintformer.storage.safetensors_headers import read_headers
@@ -325,7 +326,7 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
         named = {files.PARAMETERS + name: tensor for name, tensor in self.auxiliary.named_parameters()}
         buffers = {files.BUFFERS + name: tensor for name, tensor in files.buffers(self.auxiliary).items()}
         files.write(
-            Path(save_directory),
+            given_path(save_directory),
             config=self.config,
             generation=self.generation_config,
             tensors={name: tensor.detach().cpu() for name, tensor in (named | buffers).items()},
@@ -349,6 +350,7 @@ class TintForCausalLM(PreTrainedModel, GenerationMixin):
         if pretrained_model_name_or_path is None or model_args:
             raise LoadError("give the directory or the hub id of a Tint model, and options by their names")
         asked = files.PretrainedOptions.of(options)
+        given_path(pretrained_model_name_or_path, LoadError)
         directory = files.find_directory(os.fspath(pretrained_model_name_or_path), **asked.hub)
         files.check_files(directory)
         config = files.read_config(directory, asked)
