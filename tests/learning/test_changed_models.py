@@ -102,6 +102,18 @@ def test_changes_in_place_are_followed_and_a_simulator_asks_to_be_built_again(en
     assert not torch.equal(before, expected)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_numbers_that_were_read_off_a_module_are_refused(engine: str) -> None:
+    model = copied()
+    learner = tint.Tint(model, RULE, engine=engine)
+    twin = copy.deepcopy(learner)
+    expected = logits(learner)
+    model.model.norm.variance_epsilon = 0.5
+    assert_refused(lambda: logits(learner), r"the variance_epsilon of model\.norm was 1e-06 and is 0\.5; load it again")
+    assert not torch.equal(logits(tint.Tint(model, RULE, engine=engine)), expected)
+    torch.testing.assert_close(logits(twin), expected, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("engine", ["fast", "reference", "oracle"])
 def test_data_that_is_exchanged_is_followed(engine: str) -> None:
     """As `vector_to_parameters` and averages of weights do it."""
