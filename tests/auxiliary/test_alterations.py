@@ -15,6 +15,9 @@ import transformers
 from cases import MODELS, VOCABULARY, make_model
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
+from torch.utils.flop_counter import FlopCounterMode
+from transformers.activations import ACT2FN
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama import modeling_llama
 
 import tintformer as tint
@@ -179,6 +182,26 @@ ALTERATIONS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
         lambda model: setattr(model.model.embed_tokens, "max_norm", 0.5),
         ("model.embed_tokens", "max_norm is 0.5, where the configuration makes it None"),
     ),
+    "attention that sees what comes later": (
+        lambda model: setattr(layer(model).self_attn, "is_causal", False),
+        ("model.layers.1.self_attn", "is_causal is False, where the configuration makes it True"),
+    ),
+    "another number of groups": (
+        lambda model: setattr(layer(model).self_attn, "num_key_value_groups", 3),
+        ("model.layers.1.self_attn", "num_key_value_groups is 3, where the configuration makes it 1"),
+    ),
+    "a tensor for a factor": (
+        lambda model: setattr(layer(model).self_attn, "scaling", torch.tensor(0.25)),
+        ("model.layers.1.self_attn", "scaling is 0.25"),
+    ),
+    "one block twice": (
+        lambda model: model.model.layers.__setitem__(0, model.model.layers[1]),
+        ("model.layers.0, model.layers.1", "one module in several places"),
+    ),
+    "one weight twice": (
+        lambda model: setattr(layer(model).mlp.up_proj, "weight", model.model.layers[0].mlp.up_proj.weight),
+        ("model.layers.0.mlp.up_proj.weight, model.layers.1.mlp.up_proj.weight", "one weight in several places"),
+    ),
     "a plain tensor for a parameter": (
         lambda model: (
             layer(model).mlp.up_proj._parameters.pop("weight"),
@@ -200,8 +223,6 @@ def test_what_changes_a_module_is_refused_at_load_and_at_the_next_call(name: str
     message = refusal(model)
     assert all(part in message for part in expected), message
     assert message.count("\n  - ") == 1, message
-    if name in ("a factor of attention", "an embedding that renormalises its rows"):
-        return  # plain attributes are looked at when a model is loaded
     with pytest.raises(tint.TintError) as caught:
         before(IDS, train_mask=torch.ones_like(IDS))
     assert "\n" not in str(caught.value) and "load" in str(caught.value), caught.value
@@ -236,6 +257,7 @@ def test_all_reasons_at_once_and_modules_of_one_reason_together() -> None:
         lambda model: layer(model).mlp.register_full_backward_hook(lambda *given: None),
         lambda model: setattr(layer(model).mlp, "forward", layer(model).mlp.forward),
         lambda model: model.resize_token_embeddings(VOCABULARY + 3),
+        lambda model: setattr(model.lm_head, "weight", model.model.embed_tokens.weight),
         lambda model: model.model.layers[0].self_attn.q_proj.register_state_dict_pre_hook(lambda *given: None),
     ],
 )
@@ -263,14 +285,216 @@ def test_dropout_may_be_taken_out() -> None:
     assert_same_as_hugging_face(model)
 
 
-def test_a_patched_class_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def doubled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A patch that bears the name of what it replaces."""
+
+    @functools.wraps(function)
+    def patch(*args: Any, **options: Any) -> Any:
+        return 2 * function(*args, **options)
+
+    return patch
+
+
+def silent(*args: Any, **options: Any) -> Any:
+    return sdpa_attention_forward(*args, **options)[0] * 0, None
+
+
+class Flat(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 0 * x
+
+
+def register(kind: str) -> Callable[[pytest.MonkeyPatch, Any], None]:
+    """A hook of the process, which is taken away with the other patches."""
+
+    def alter(monkeypatch: pytest.MonkeyPatch, model: Any) -> None:
+        monkeypatch.setitem(vars(nn.modules.module)[kind], -1, lambda module, *given: None)
+
+    return alter
+
+
+def other_attention(monkeypatch: pytest.MonkeyPatch, model: Any) -> None:
+    monkeypatch.setitem(transformers.AttentionInterface._global_mapping, "silent", silent)
+    model.set_attn_implementation("silent")
+
+
+PROCESS: dict[str, tuple[Callable[[pytest.MonkeyPatch, Any], None], tuple[str, ...]]] = {
+    "a hook of every module": (
+        register("_global_forward_hooks"),
+        ("every module", "a global forward hook", "remove()"),
+    ),
+    "a pre-hook of every module": (
+        register("_global_forward_pre_hooks"),
+        ("every module", "a global forward pre-hook", "remove()"),
+    ),
+    "a forward": (
+        lambda patch, model: patch.setattr(modeling_llama.LlamaMLP, "forward", lambda self, x: x),
+        ("model.layers.0.mlp", "LlamaMLP.forward is patched"),
+    ),
+    "a forward that bears its name": (
+        lambda patch, model: patch.setattr(
+            modeling_llama.LlamaMLP, "forward", doubled(modeling_llama.LlamaMLP.forward)
+        ),
+        ("model.layers.0.mlp", "LlamaMLP.forward is patched", "doubled.<locals>.patch", "restore"),
+    ),
+    "torch's forward": (
+        lambda patch, model: patch.setattr(nn.Linear, "forward", doubled(nn.Linear.forward)),
+        ("model.layers.0.self_attn.q_proj", "Linear.forward is patched"),
+    ),
+    "a call": (
+        lambda patch, model: patch.setattr(
+            modeling_llama.LlamaMLP, "__call__", doubled(nn.Module.__call__), raising=False
+        ),
+        ("model.layers.0.mlp", "LlamaMLP.__call__ is patched"),
+    ),
+    "what every call runs": (
+        lambda patch, model: patch.setattr(nn.Module, "_call_impl", doubled(nn.Module._call_impl)),
+        ("the model itself", "Module._call_impl is patched"),
+    ),
+    "an attention": (
+        other_attention,
+        ("the model itself", "its attention 'silent'", "set_attn_implementation('eager')"),
+    ),
+    "transformers' attention": (
+        lambda patch, model: patch.setitem(transformers.AttentionInterface._global_mapping, "sdpa", silent),
+        ("the model itself", "its attention 'sdpa'"),
+    ),
+    "a function of the model's module": (
+        lambda patch, model: patch.setattr(
+            modeling_llama, "apply_rotary_pos_emb", lambda query, key, *given: (query, key)
+        ),
+        ("transformers.models.llama.modeling_llama", "apply_rotary_pos_emb is patched", "restore"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROCESS)
+def test_what_changes_modules_from_elsewhere_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    alter, expected = PROCESS[name]
     model = copied()
     learner = tint.Tint(model, RULE)
-    monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", lambda self, x: x)
+    with monkeypatch.context() as patch:
+        alter(patch, model)
+        message = refusal(model)
+        assert all(part in message for part in expected) and message.count("\n  - ") == 1, message
+        with pytest.raises(tint.TintError, match="has changed since it was loaded") as caught:
+            learner(IDS, train_mask=torch.ones_like(IDS))
+        assert "\n" not in str(caught.value)
+    model.set_attn_implementation("eager")
+    assert_same_as_hugging_face(model)
+
+
+def test_a_class_of_another_that_transformers_takes_for_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ACT2FN, "silu", Flat)
+    model = transformers.LlamaForCausalLM(make_model("llama", torch.float32).config)
     message = refusal(model)
-    assert "LlamaMLP.forward is patched" in message
-    with pytest.raises(tint.TintError, match="LlamaMLP"):
-        learner(IDS, train_mask=torch.ones_like(IDS))
+    assert "model.layers.0.mlp.act_fn" in message and "Flat" in message and "restore" in message
+
+
+def test_operations_may_be_counted() -> None:
+    """Torch's counter hooks every module of the process, and looks on."""
+    with FlopCounterMode(display=False):
+        tint_logits(copied())
+
+
+def scale_table(model: Any) -> None:
+    for block in model.transformer.h:
+        block.attn.embed_positions = 0.5 * block.attn.embed_positions
+
+
+SETTINGS: dict[str, tuple[str, Callable[[Any], Any], tuple[str, ...]]] = {
+    "order of norms": (
+        "opt",
+        lambda model: setattr(model.model.decoder.layers[0], "do_layer_norm_before", False),
+        ("model.decoder.layers.0", "do_layer_norm_before is False"),
+    ),
+    "an offset of positions": (
+        "opt",
+        lambda model: setattr(model.model.decoder.embed_positions, "offset", 1),
+        ("model.decoder.embed_positions", "offset is 1"),
+    ),
+    "parallel branches": (
+        "gpt_neox",
+        lambda model: setattr(model.gpt_neox.layers[0], "use_parallel_residual", False),
+        ("gpt_neox.layers.0", "use_parallel_residual is False"),
+    ),
+    "a residual": (
+        "bloom",
+        lambda model: setattr(model.transformer.h[0], "apply_residual_connection_post_layernorm", True),
+        ("transformer.h.0", "apply_residual_connection_post_layernorm is True"),
+    ),
+    "the number of a layer": (
+        "gpt2",
+        lambda model: setattr(model.transformer.h[1].attn, "layer_idx", 0),
+        ("transformer.h.1.attn", "layer_idx is 0, where the configuration makes it 1"),
+    ),
+    "the width of rotations": (
+        "gptj",
+        lambda model: setattr(model.transformer.h[0].attn, "rotary_dim", 2),
+        ("transformer.h.0.attn", "rotary_dim is 2"),
+    ),
+    "a table of sines": (
+        "gptj",
+        scale_table,
+        ("transformer.h.0.attn, transformer.h.1.attn", "its embed_positions has"),
+    ),
+    "a mask": (
+        "gpt_neo",
+        lambda model: model.transformer.h[1].attn.attention.bias.fill_(True),
+        ("transformer.h.1.attn.attention", "its bias has other numbers"),
+    ),
+    "a window": (
+        "qwen2-sliding",
+        lambda model: setattr(model.model.layers[1].self_attn, "sliding_window", None),
+        ("model.layers.1.self_attn", "sliding_window is None, where the configuration makes it 3"),
+    ),
+    "a configuration": (
+        "llama",
+        lambda model: setattr(layer(model).self_attn, "config", transformers.LlamaConfig(rms_norm_eps=0.5)),
+        ("model.layers.1.self_attn", "its config is not the model's"),
+    ),
+    "the function of an activation": (
+        "llama-linear",
+        lambda model: setattr(model.model.layers[0].mlp.act_fn, "act", torch.tanh),
+        ("model.layers.0.mlp.act_fn", "its act is"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_what_is_set_on_a_module_is_refused(name: str) -> None:
+    family, alter, expected = SETTINGS[name]
+    model = copied(family)
+    learner = tint.Tint(model, RULE)
+    alter(model)
+    message = refusal(model)
+    assert all(part in message for part in expected) and message.count("\n  - ") == 1, message
+    if name not in ("a mask", "a configuration"):  # tables and configurations are looked at when a model is loaded
+        with pytest.raises(tint.TintError, match="has changed since it was loaded"):
+            learner(IDS, train_mask=torch.ones_like(IDS))
+
+
+@pytest.mark.parametrize(
+    ("name", "alter"),
+    [
+        ("llama", lambda model: setattr(model.model.embed_tokens, "padding_idx", 5)),
+        ("llama", lambda model: setattr(model.model.layers[0].self_attn, "attention_dropout", 0.5)),
+        ("llama", lambda model: setattr(model.model.norm, "variance_epsilon", 0.5)),
+        ("gpt2", lambda model: setattr(model.transformer.h[0].attn, "scale_attn_weights", False)),
+        ("gpt2", lambda model: setattr(model.transformer.h[1].attn, "scale_attn_by_inverse_layer_idx", True)),
+        ("gpt_neox", lambda model: setattr(model.gpt_neox.layers[0].attention, "rotary_ndims", 2)),
+    ],
+)
+def test_settings_that_are_followed_or_not_read_stay_allowed(name: str, alter: Callable[[Any], Any]) -> None:
+    model = copied(name)
+    alter(model)
+    assert_same_as_hugging_face(model)
+
+
+@pytest.mark.parametrize("name", ["gptj", "gpt_neo"])
+def test_tables_may_be_rounded_with_the_model(name: str) -> None:
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        tint.load(copied(name).to(torch.bfloat16).to(dtype))
 
 
 def test_dynamic_quantisation_is_refused() -> None:

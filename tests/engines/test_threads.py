@@ -76,9 +76,18 @@ def assert_same(work: Callable[[int], torch.Tensor], alone: Callable[[int], torc
             torch.testing.assert_close(each, wanted, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize(("engine", "rule"), covering(["fast", "reference", "oracle", "simulator"], list(RULES)))
+ENGINES = ["fast", "reference", "oracle", "simulator", "network"]
+
+
+def make_learner(name: str, rule: str, engine: str) -> tint.Tint:
+    # One network for all lengths; without it every length would be compiled by itself.
+    options: dict[str, Any] = {"max_tokens": 6 + THREADS} if engine == "network" else {}
+    return tint.Tint(make_model(name), RULES[rule], engine=engine, **options)
+
+
+@pytest.mark.parametrize(("engine", "rule"), covering(ENGINES, list(RULES)))
 def test_one_object(engine: str, rule: str) -> None:
-    learner = tint.Tint(make_model("llama-grouped"), RULES[rule], engine=engine)
+    learner = make_learner("llama-grouped", rule, engine)
     assert_same(lambda number: logits(learner, number), lambda number: logits(learner, number))
 
 
@@ -92,6 +101,15 @@ def test_all_engines_on_one_model() -> None:
     own = [logits(learner, number) for number, learner in enumerate(learners)]
     torch.testing.assert_close(own[1], logits(fast, 1), rtol=1e-4, atol=1e-6)
     assert_same(lambda number: logits(learners[number], number), lambda number: own[number])
+
+
+@pytest.mark.sweep
+def test_networks_are_compiled_while_others_run() -> None:
+    """The first call of a length compiles a network for it; here threads that share a length meet in it."""
+    model, rule = make_model("llama"), RULES["exact"]
+    fresh = tint.Tint(model, rule, engine="network")
+    alone = tint.Tint(model, rule, engine="network")
+    assert_same(lambda number: logits(fresh, number % 2), lambda number: logits(alone, number % 2))
 
 
 def test_objects_are_made_while_others_run() -> None:
@@ -135,10 +153,10 @@ def test_hooks_see_the_passes_of_their_own_thread() -> None:
     assert not learner.hooks._hooks
 
 
-@pytest.mark.parametrize("engine", ["fast", "reference", "oracle", "simulator"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_the_default_dtype_has_no_say(engine: str) -> None:
     """It is the process's, and from_pretrained in another thread changes it for a while."""
-    learner = tint.Tint(make_model("gptj"), RULES["exact"], engine=engine)
+    learner = make_learner("gptj", "exact", engine)
     expected = logits(learner, 1)
     before = torch.get_default_dtype()
     try:

@@ -14,6 +14,7 @@ from torch import nn
 
 import tintformer as tint
 from tintformer.auxiliary.description import ops
+from tintformer.auxiliary.model_record import CopiedWeights
 from tintformer.auxiliary.ops import Linear
 from tintformer.integrations.transformers.model import TintForCausalLM
 
@@ -100,6 +101,72 @@ def test_changes_in_place_are_followed_and_a_simulator_asks_to_be_built_again(en
     expected = logits(tint.Tint(model, RULE, engine=engine))
     torch.testing.assert_close(logits(learner), expected, rtol=0, atol=0)
     assert not torch.equal(before, expected)
+
+
+def through_data(model: Any) -> None:
+    for parameter in model.parameters():
+        parameter.data.mul_(1.5)
+
+
+def through_numpy(model: Any) -> None:
+    for parameter in model.parameters():
+        values = parameter.detach().numpy()
+        values *= 1.5
+
+
+def one_number(model: Any) -> None:
+    model.model.norm.weight.data[5] += 1e-3
+
+
+def exchanged_rows(model: Any) -> None:
+    up(model).weight.data[:] = up(model).weight.data.flip(0)
+
+
+UNSEEN = [through_data, through_numpy, one_number, exchanged_rows]
+"""Changes that leave the version of a tensor as it is."""
+
+
+@pytest.mark.parametrize("change", UNSEEN)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_changes_that_torch_does_not_see(change: Callable[[Any], None], engine: str) -> None:
+    model = copied()
+    learner = tint.Tint(model, RULE, engine=engine)
+    before = logits(learner)
+    change(model)
+    if engine == "simulator":
+        assert_refused(lambda: logits(learner), "build it again")
+        assert_refused(lambda: logits(copy.deepcopy(learner)), "build it again")
+        return
+    expected = logits(tint.Tint(model, RULE, engine=engine))
+    torch.testing.assert_close(logits(learner), expected, rtol=0, atol=0)
+    assert not torch.equal(before, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_any_number_counts_in_any_layout(dtype: torch.dtype) -> None:
+    memory = torch.arange(1, 64).to(dtype)
+    layouts = [memory[:32], memory[1:32], memory[1:33], memory[:60].view(6, 10).T, memory[7]]
+    for weights in layouts:
+        copies = CopiedWeights([weights])
+        assert not copies.changed()
+        numbers = weights if weights.dim() else weights[None]
+        for place in range(len(numbers)):
+            numbers.data[place] += 1
+            assert copies.changed()
+            numbers.data[place] -= 1
+        assert not copies.changed()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_numbers_that_were_read_off_a_module_are_refused(engine: str) -> None:
+    model = copied()
+    learner = tint.Tint(model, RULE, engine=engine)
+    twin = copy.deepcopy(learner)
+    expected = logits(learner)
+    model.model.norm.variance_epsilon = 0.5
+    assert_refused(lambda: logits(learner), r"the variance_epsilon of model\.norm was 1e-06 and is 0\.5; load it again")
+    assert not torch.equal(logits(tint.Tint(model, RULE, engine=engine)), expected)
+    torch.testing.assert_close(logits(twin), expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("engine", ["fast", "reference", "oracle"])

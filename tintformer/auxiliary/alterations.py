@@ -12,18 +12,39 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from tintformer.auxiliary.foreign_code import (
+    HOOKING,
+    computing_methods,
+    foreign_source,
+    origin,
+    package,
+    patched_methods,
+    process_patches,
+)
 from tintformer.errors import cause
 
 _SHOWN = 4
 """Names of modules that a reason lists; of the others it gives the number."""
-_HARMLESS = {"extra_repr", "reset_parameters"}
-"""Methods that a subclass may replace: they print or initialise."""
-_FOLLOWED = {"eps", "variance_epsilon", "attention_scaling", "p"}
-"""Numbers that are read off the modules themselves, and the share of a dropout, which is off."""
-_ALLOWED = ("transformers", "accelerate")
-"""Packages whose own hooks move tensors or record outputs, and change no number."""
+_FOLLOWED = frozenset({"eps", "variance_epsilon", "attention_scaling"})
+"""Numbers that are read off the modules themselves."""
+_TABLES_READ = {"inv_freq", "original_inv_freq", "embed_scale"}
+"""Buffers that are read off the modules; the others are computed anew from the configuration."""
+_UNREAD = {
+    # Gradients, other tasks, dropout (which is off), and what transformers itself writes down as it goes.
+    *("training", "gradient_checkpointing", "padding_idx", "inplace", "p", "loss_type", "name_or_path"),
+    *("kernel_config", "max_seq_len_cached"),
+    # Shapes: the weights have their own.
+    *("in_features", "out_features", "num_embeddings", "embedding_dim", "vocab_size"),
+    # Read once, when the module is made; the third says how to round.
+    *("GPT2Attention.scale_attn_weights", "GPT2Attention.scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"),
+    "GPTNeoXAttention.rotary_ndims",
+}
+"""Settings of modules that have no say in what is computed, some of them in one class only."""
+_SHARED = "in several places, where the model's class has one for each; restore them"
+_ROUNDING = 2 * torch.finfo(torch.bfloat16).eps
+_PLAIN = (bool, int, float, str, tuple, list, type(None))
 _MERGE = (
     "merge it: peft.PeftModel.from_pretrained(base, directory).merge_and_unload(), with the base model and the "
     "directory that save_pretrained of this one writes"
@@ -54,16 +75,16 @@ def patches(module: nn.Module, *, kernels: bool) -> Iterator[str]:
     if "parametrizations" in own["_modules"]:
         keys = ", ".join(repr(key) for key, _ in own["_modules"]["parametrizations"].named_children())
         yield f"parametrized; fold it in: torch.nn.utils.parametrize.remove_parametrizations(module, {keys})"
-    for name in _computing_methods(type(module)) & own.keys():
+    for name in computing_methods(type(module)) & own.keys():
         if not _is_own(module, name, kernels):
             yield f"its {name} is patched; take the patch away: del module.{name}"
     for hook in _accelerate_hooks(module):
-        if _origin(hook).split(".")[0] not in _ALLOWED:
+        if package(origin(hook)) not in HOOKING:
             yield f"a hook of class {type(hook).__name__}; remove it: accelerate.hooks.remove_hook_from_module(module)"
     for kind, hooks in (("forward hook", own["_forward_hooks"]), ("forward pre-hook", own["_forward_pre_hooks"])):
         for hook in hooks.values():
-            if _origin(hook).split(".")[0] not in _ALLOWED:
-                yield _remedy(_origin(hook)) or f"a {kind}; remove it: remove() of the handle that registering it gave"
+            if package(origin(hook)) not in HOOKING:
+                yield _remedy(origin(hook)) or f"a {kind}; remove it: remove() of the handle that registering it gave"
 
 
 def uses_kernels(model: Any) -> bool:
@@ -71,38 +92,63 @@ def uses_kernels(model: Any) -> bool:
     return bool(getattr(model, "_use_kernels", False))
 
 
+def settings(module: nn.Module) -> dict[str, Any]:
+    """The plain values and functions that are set on a module and may have a say in what it computes."""
+    cls = type(module)
+    return {
+        key: value
+        for key, value in module.__dict__.items()
+        if _may_have_a_say(cls, key) and (isinstance(value, _PLAIN) or (callable(value) and key != "forward"))
+    }
+
+
+@functools.cache
+def _may_have_a_say(cls: type, key: str) -> bool:
+    return not (key.startswith("_") or "drop" in key or key in _UNREAD or f"{cls.__name__}.{key}" in _UNREAD)
+
+
 def _compare(model: Any) -> Iterator[tuple[str, str]]:
     """Paths and reasons: the model beside one that its class makes anew from its configuration, without weights."""
     modules = dict(model.named_modules(remove_duplicate=False))
+    classes = {type(module) for module in modules.values()}
+    yield from process_patches(model, classes)
     try:
         expected = _made_anew(model)
     except Exception as error:  # whatever a constructor raises for settings that were changed afterwards
         yield "", f"its configuration makes no {type(model).__name__} ({cause(error)}); restore it"
         return
+    patched = {cls: list(patched_methods(cls)) for cls in classes}
+    shared = _shared(model, expected)
     other: list[str] = []
     """Modules of another class: what is inside of them belongs to them."""
     for path, its in expected.named_modules(remove_duplicate=False):
         if path.startswith(tuple(f"{outer}." for outer in other)):
             continue
         module = modules.get(path)
-        why = "missing, where the configuration has one; restore it" if module is None else _other_class(module, its)
+        if module is None:
+            why = "missing, where the configuration has one; restore it"
+        elif path in shared:
+            why = f"one module {_SHARED}"
+        else:
+            why = _other_class(module, its) or _replaced_class(its, expected)
         if module is None or why:
             other.append(path)
             yield path, str(why)
             continue
-        reasons = list(patches(module, kernels=uses_kernels(model)))
-        if (patched := _patched_class(type(module))) is not None:
-            reasons.append(patched)
-        yield from ((path, reason) for reason in (*reasons, *_other_numbers(module, its)))
+        reasons = [*patches(module, kernels=uses_kernels(model)), *patched[type(module)]]
+        yield from ((path, reason) for reason in (*reasons, *_other_settings(module, its, model)))
+        yield from ((path, reason) for reason in _other_tables(module, its, expected))
         for key, _ in its.named_parameters(recurse=False, remove_duplicate=False):
             if not reasons and module.__dict__["_parameters"].get(key) is None:
                 yield f"{path}.{key}", "no parameter of its module; make it one: torch.nn.Parameter"
+            if f"{path}.{key}" in shared:
+                yield f"{path}.{key}", f"one weight {_SHARED}"
 
 
 def _made_anew(model: Any) -> nn.Module:
-    package = type(model.config).__module__.rpartition(".")[0]
+    home = type(model.config).__module__.rpartition(".")[0]
     # A subclass of a user's is measured by the class that it extends, which lives where its configuration does.
-    own = (cls for cls in type(model).__mro__ if cls.__module__.rpartition(".")[0] == package)
+    own = (cls for cls in type(model).__mro__ if cls.__module__.rpartition(".")[0] == home)
     with torch.device("meta"):
         return next(own, type(model))(copy.deepcopy(model.config))
 
@@ -113,38 +159,73 @@ def _other_class(module: nn.Module, expected: nn.Module) -> str | None:
         return None
     if issubclass(cls, its):
         between = cls.__mro__[: cls.__mro__.index(its)]
-        replaced = {name for each in between for name in vars(each)} & _computing_methods(its)
+        replaced = {name for each in between for name in vars(each)} & computing_methods(its)
         if not replaced:
             return None
     else:
         replaced = set()
     what = f" with another {', '.join(sorted(replaced))}" if replaced else ""
-    return _remedy(_origin(module)) or f"a {cls.__name__}{what}, where the model's class has {its.__name__}; restore it"
+    return _remedy(origin(module)) or f"a {cls.__name__}{what}, where the model's class has {its.__name__}; restore it"
 
 
-def _other_numbers(module: nn.Module, expected: nn.Module) -> Iterator[str]:
-    """Factors and bounds that were set on a module afterwards, where we go by the configuration."""
-    now, then = module.__dict__, expected.__dict__
-    for key in now.keys() & then.keys():
-        pair = now[key], then[key]
-        if float in map(type, pair) and pair[0] != pair[1] and key not in _FOLLOWED and "drop" not in key:
-            yield f"its {key} is {pair[0]}, where the configuration makes it {pair[1]}; restore it"
+def _replaced_class(its: nn.Module, expected: nn.Module) -> str | None:
+    """A class of another's that transformers itself now takes for a module, as one put into ACT2FN."""
+    source = foreign_source(type(its)) if package(type(expected).__module__) == "transformers" else None
+    return source and f"a class of one's own ({source}), where transformers has another; restore it"
 
 
-@functools.cache
-def _computing_methods(cls: type) -> frozenset[str]:
-    """Methods whose replacement may change what a class computes: its own, and not those that every module has."""
-    from transformers import GenerationMixin, PreTrainedModel
+def _shared(model: Any, expected: nn.Module) -> set[str]:
+    """Places of one weight, or of one module with weights, where the class has several: we would learn several."""
+    ends = {id(getattr(end, "weight", None)) for end in (model.get_input_embeddings(), model.get_output_embeddings())}
+    now = {**dict(model.named_modules(remove_duplicate=False)), **dict(model.named_parameters(remove_duplicate=False))}
+    with_weights = [(path, its) for path, its in expected.named_modules() if next(its.parameters(), None) is not None]
+    places: dict[int, list[str]] = {}
+    for path, _ in (*with_weights, *expected.named_parameters()):
+        if path in now and id(now[path]) not in ends:  # which may be tied
+            places.setdefault(id(now[path]), []).append(path)
+    return {path for found in places.values() if len(found) > 1 for path in found}
 
-    generic = {*PreTrainedModel.__mro__, *GenerationMixin.__mro__}
-    own = {
-        name
-        for each in cls.__mro__
-        if each not in generic
-        for name, value in vars(each).items()
-        if callable(value) and not isinstance(value, type) and not name.startswith("__") and name not in _HARMLESS
+
+def _other_settings(module: nn.Module, expected: nn.Module, model: Any) -> Iterator[str]:
+    """Factors, bounds and switches that were set on a module afterwards, where we go by the configuration."""
+    then = settings(expected)
+    now = {key: value for key, value in module.__dict__.items() if key in then}
+    for key in sorted(now.keys() - _FOLLOWED):
+        if not is_same(now[key], then[key]):
+            yield f"its {key} is {now[key]}, where the configuration makes it {then[key]}; restore it"
+    config, its = module.__dict__.get("config"), expected.__dict__.get("config")
+    if config is not model.config and None not in (config, its) and vars(config) != vars(its):
+        yield "its config is not the model's; restore it"
+
+
+def is_same(value: Any, other: Any) -> bool:
+    """Whether two settings are equal; those of two modules may be bound to either."""
+    if isinstance(value, functools.partial) and isinstance(other, functools.partial):
+        return (value.func, value.args, value.keywords) == (other.func, other.args, other.keywords)
+    if isinstance(value, Tensor):  # whose comparison is no answer
+        return False
+    return getattr(value, "__func__", value) == getattr(other, "__func__", other)
+
+
+def _other_tables(module: nn.Module, expected: nn.Module, model: Any) -> Iterator[str]:
+    """Constant buffers, such as masks and sines, with other numbers than transformers fills them with."""
+    tables = {
+        key: torch.empty_like(table, device="cpu")
+        for key, table in expected.__dict__["_buffers"].items()
+        if table is not None and key not in _TABLES_READ
     }
-    return frozenset(own | {"forward", "_call_impl", "__call__", "__getattr__"})
+    if not tables or package(type(expected).__module__) != "transformers":
+        return
+    expected.__dict__["_buffers"].update(tables)
+    model._init_weights(expected)
+    for key, table in tables.items():
+        found = module.__dict__["_buffers"].get(key)
+        if found is None or found.is_meta or not table._version:  # offloaded, or not filled
+            continue
+        # Sines are rounded with the model, which may have gone through half precision; masks are equal or far off.
+        its = table.to(found.device, torch.float64)
+        if its.shape != found.shape or not torch.allclose(found.double(), its, rtol=0, atol=_ROUNDING):
+            yield f"its {key} has other numbers than its class fills it with; restore it"
 
 
 def _is_own(module: nn.Module, name: str, kernels: bool) -> bool:
@@ -163,24 +244,6 @@ def _accelerate_hooks(module: nn.Module) -> tuple[Any, ...]:
     """What accelerate has attached: one hook, or a SequentialHook of several."""
     hook = module.__dict__.get("_hf_hook")
     return () if hook is None else tuple(getattr(hook, "hooks", (hook,)))
-
-
-def _patched_class(cls: type) -> str | None:
-    """A function that was put in the place of a class's `forward`, recognised by where it says that it was written."""
-    owner = next((each for each in cls.__mro__ if "forward" in vars(each)), None)
-    function = None if owner is None else vars(owner)["forward"]
-    written = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
-    if owner is None or written == (owner.__module__, f"{owner.__qualname__}.forward") or owner is nn.Module:
-        return None
-    return f"{owner.__name__}.forward is patched ({'.'.join(map(str, written))}); restore the class's own"
-
-
-def _origin(thing: Any) -> str:
-    """The module in which a function, a method or the class of an object was written."""
-    while isinstance(thing, functools.partial):
-        thing = thing.func
-    thing = getattr(thing, "__func__", thing)
-    return str(thing.__module__ if hasattr(thing, "__qualname__") else type(thing).__module__)
 
 
 def _remedy(origin: str) -> str | None:
