@@ -54,8 +54,8 @@ class Contest:
 def assert_same_updates(found: dict[str, Any], expected: dict[str, Any], where: str) -> None:
     """As one vector, because there are dozens of parameters; looked at one by one where that differs."""
     assert found.keys() == expected.keys()
-    vectors = [torch.cat([updates[name].flatten() for name in expected]) for updates in (found, expected)]
-    if torch.allclose(*vectors, **TOLERANCE):
+    ours, theirs = (torch.cat([updates[name].flatten() for name in expected]) for updates in (found, expected))
+    if torch.allclose(ours, theirs, **TOLERANCE):
         return
     for name, update in expected.items():
         torch.testing.assert_close(found[name], update, **TOLERANCE, msg=lambda m, n=name: f"{n} of {where}: {m}")

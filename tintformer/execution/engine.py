@@ -58,7 +58,8 @@ def undisturbed(method: Callable[Parameters, Result]) -> Callable[Parameters, Re
     @wraps(method)
     def alone(*args: Parameters.args, **keywords: Parameters.kwargs) -> Result:
         if torch.compiler.is_compiling():  # only then: importing the compiler takes seconds
-            return torch.compiler.disable(alone)(*args, **keywords)
+            eager = cast(Callable[Parameters, Result], torch.compiler.disable(alone))
+            return eager(*args, **keywords)
         owner = cast(Any, args[0])
         for given in (*args, *keywords.values()):
             if isinstance(given, Batch):
