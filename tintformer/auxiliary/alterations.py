@@ -36,7 +36,7 @@ _UNREAD = {
     *("training", "gradient_checkpointing", "padding_idx", "inplace", "p", "loss_type", "name_or_path"),
     *("kernel_config", "max_seq_len_cached"),
     # Shapes: the weights have their own.
-    *("in_features", "out_features", "num_embeddings", "embedding_dim", "vocab_size"),
+    *("in_features", "out_features", "num_embeddings", "embedding_dim", "vocab_size", "normalized_shape"),
     # Read once, when the module is made; the third says how to round.
     *("GPT2Attention.scale_attn_weights", "GPT2Attention.scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"),
     "GPTNeoXAttention.rotary_ndims",
@@ -98,13 +98,15 @@ def settings(module: nn.Module) -> dict[str, Any]:
     return {
         key: value
         for key, value in module.__dict__.items()
-        if _may_have_a_say(cls, key) and (isinstance(value, _PLAIN) or (callable(value) and key != "forward"))
+        if key[0] != "_"
+        and _may_have_a_say(cls, key)
+        and (isinstance(value, _PLAIN) or (callable(value) and key != "forward"))
     }
 
 
 @functools.cache
 def _may_have_a_say(cls: type, key: str) -> bool:
-    return not (key.startswith("_") or "drop" in key or key in _UNREAD or f"{cls.__name__}.{key}" in _UNREAD)
+    return not ("drop" in key or key in _UNREAD or f"{cls.__name__}.{key}" in _UNREAD)
 
 
 def _compare(model: Any) -> Iterator[tuple[str, str]]:
@@ -118,7 +120,8 @@ def _compare(model: Any) -> Iterator[tuple[str, str]]:
         yield "", f"its configuration makes no {type(model).__name__} ({cause(error)}); restore it"
         return
     patched = {cls: list(patched_methods(cls)) for cls in classes}
-    shared = _shared(model, expected)
+    replaced = {cls: _replaced_class(cls, expected) for cls in set(map(type, expected.modules()))}
+    shared = _shared(model, modules, expected)
     other: list[str] = []
     """Modules of another class: what is inside of them belongs to them."""
     for path, its in expected.named_modules(remove_duplicate=False):
@@ -130,7 +133,7 @@ def _compare(model: Any) -> Iterator[tuple[str, str]]:
         elif path in shared:
             why = f"one module {_SHARED}"
         else:
-            why = _other_class(module, its) or _replaced_class(its, expected)
+            why = _other_class(module, its) or replaced[type(its)]
         if module is None or why:
             other.append(path)
             yield path, str(why)
@@ -168,19 +171,21 @@ def _other_class(module: nn.Module, expected: nn.Module) -> str | None:
     return _remedy(origin(module)) or f"a {cls.__name__}{what}, where the model's class has {its.__name__}; restore it"
 
 
-def _replaced_class(its: nn.Module, expected: nn.Module) -> str | None:
+def _replaced_class(cls: type, expected: nn.Module) -> str | None:
     """A class of another's that transformers itself now takes for a module, as one put into ACT2FN."""
-    source = foreign_source(type(its)) if package(type(expected).__module__) == "transformers" else None
+    source = foreign_source(cls) if package(type(expected).__module__) == "transformers" else None
     return source and f"a class of one's own ({source}), where transformers has another; restore it"
 
 
-def _shared(model: Any, expected: nn.Module) -> set[str]:
+def _shared(model: Any, modules: dict[str, nn.Module], expected: nn.Module) -> set[str]:
     """Places of one weight, or of one module with weights, where the class has several: we would learn several."""
     ends = {id(getattr(end, "weight", None)) for end in (model.get_input_embeddings(), model.get_output_embeddings())}
-    now = {**dict(model.named_modules(remove_duplicate=False)), **dict(model.named_parameters(remove_duplicate=False))}
-    with_weights = [(path, its) for path, its in expected.named_modules() if next(its.parameters(), None) is not None]
+    now = {**modules, **dict(model.named_parameters(remove_duplicate=False))}
+    weights = [path for path, _ in expected.named_parameters()]
+    parts = [path.split(".") for path in weights]
+    around = {".".join(part[:depth]): None for part in parts for depth in range(1, len(part))}
     places: dict[int, list[str]] = {}
-    for path, _ in (*with_weights, *expected.named_parameters()):
+    for path in (*around, *weights):
         if path in now and id(now[path]) not in ends:  # which may be tied
             places.setdefault(id(now[path]), []).append(path)
     return {path for found in places.values() if len(found) > 1 for path in found}
