@@ -96,11 +96,10 @@ def test_the_pass_is_drawn_layer_by_layer() -> None:
 def test_the_prefix_figure_has_the_tokens_of_the_op_of_each_layer() -> None:
     network, rows = example_network(), list_layers(example_network())
     read, changed = bars(network_figures.prefix_figure())
-    touching = [row for row in rows if row.block is not None]
+    touching = [row for row in rows if row.blocks]
     assert len(read) + len(changed) == len(touching)
     assert [bar[0] for bar in changed] == [row.number for row in rows if row.changes_prefix]
     for bar in (*read, *changed):
-        block = rows[int(bar[0])].block
-        assert block is not None
+        (block,) = rows[int(bar[0])].blocks
         place = network.frame.block(list(network.shapes).index(block))
         assert (bar[2], bar[3]) == (place.start, place.stop)
