@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import assert_same, make_config, make_model, make_rule
+from cases import assert_same, covering, make_config, make_model, make_rule
 
 import tintformer as tint
 from tintformer.analysis.verify.verification import verify
@@ -261,8 +261,7 @@ AROUND: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("around", AROUND)
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("engine", "around"), covering(list(ENGINES), list(AROUND)))
 def test_what_is_set_around_a_call_changes_nothing(sims: dict[str, Any], engine: str, around: str) -> None:
     expected = sims[engine](IDS, train_mask=TRAIN, before=True)
     with AROUND[around]():
