@@ -268,3 +268,18 @@ def test_both_forms_are_chosen(tokens: int, dual: bool) -> None:
     finally:
         update_costs.TRAFFIC = original
     assert {update.dual for update in executor.updates.matrices.values()} == {dual}
+
+
+@pytest.mark.parametrize("dual", [True, False])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_row_without_a_target_in_a_step_keeps_what_it_has_learnt(dual: bool, momentum: float) -> None:
+    rule, batch = make_rule("default", steps=3, decay=0.1, momentum=momentum), make_batch()
+    batch["step_ids"] = torch.zeros_like(batch["input_ids"])
+    batch["step_ids"][0] = 1  # the first row learns in the first step alone
+    fast, reference = (
+        call(tint.Tint(make_model("gpt2"), rule, **engine), batch)
+        for engine in ({"engine": "fast", "dual": dual}, {"engine": "reference"})
+    )
+    for row in range(3):
+        for name, update in reference.updates(row).items():
+            torch.testing.assert_close(fast.updates(row)[name], update, rtol=0, atol=1e-10)

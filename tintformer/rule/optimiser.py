@@ -73,6 +73,11 @@ class StepSize:
         further = (rate + self.rate * along) * (1 - self.decay)
         return self._if_active(further, rate), self._if_active(faster, velocity)
 
+    def decayed(self, change: Tensor) -> Tensor:
+        """What decay leaves of a change `[R, ...]`; all of it in rows that make no step."""
+        kept = self._if_active(1 - self.decay, 1.0)
+        return change * (rows_like(kept, change).to(change) if isinstance(kept, Tensor) else kept)
+
     def _if_active(self, new: Scalar, old: Scalar) -> Scalar:
         if self.active is None:
             return new

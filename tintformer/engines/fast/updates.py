@@ -224,7 +224,7 @@ class MatrixUpdate:
         # Summed up at once, so that memory does not grow with the steps.
         if not self.dual and self.keep:
             if self.dense is not None and by.decay:
-                self.dense = self.dense * (1 - by.decay)
+                self.dense = by.decayed(self.dense)
             self.dense = self.full()
             self.factors = []
 
