@@ -320,6 +320,7 @@ CORPUS: dict[str, Row] = {
     "params: a feed-forward of width 0": Row("params@llama", edit(lambda c: c.update(intermediate_size=0))),
     "params: no positions": Row("params@llama", edit(lambda c: c.update(max_position_embeddings=0))),
     "params: no tokens": Row("params@llama", edit(lambda c: c.update(vocab_size=0))),
+    "params: a list as model type": Row("params@llama", edit(lambda c: c.update(model_type=[1], rope_theta=2**70))),
     "params: a FIFO": Row("params@llama", _fifo(CONFIG)),
 }  # fmt: skip
 """By name. Most must be refused; what transformers itself leaves without effect may open."""

@@ -252,7 +252,17 @@ TOO_LONG_NAME = {
     "eval lm": ["eval", "lm", "no-model/at/all", "nothing.txt", "--name", LONG_NAME],
     "eval icl": ["eval", "icl", "MODEL", "sst2", "--name", LONG_NAME],
     "eval table-lm": ["eval", "table-lm", "--model", "no-model/at/all", "-o", LONG_NAME],
-    "lm-eval": ["lm-eval", "--model", "tint", "--model_args", "pretrained=no-model", "--output_path", LONG_NAME],
+    "lm-eval": [
+        "lm-eval",
+        "--model",
+        "tint",
+        "--model_args",
+        "pretrained=no-model",
+        "--tasks",
+        "x",
+        "--output_path",
+        LONG_NAME,
+    ],
 }
 
 

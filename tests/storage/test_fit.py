@@ -74,7 +74,10 @@ UNFIT: dict[str, tuple[Damage, list[str]]] = {
     ),
     "fewer layers than stored": (edit(lambda c: c.update(num_hidden_layers=1)), ["holds 9 tensors", "and 6 more"]),
     "more layers than stored": (edit(lambda c: c.update(num_hidden_layers=3)), ["lacks 9 parameters"]),
-    "no layers": (edit(lambda c: c.update(num_hidden_layers=0)), ["it has 0 layers"]),
+    "no layers": (
+        edit(lambda c: c.update(num_hidden_layers=0)),
+        ["num_hidden_layers=0: a size is"],
+    ),
     "codes and scales": (
         edit_tensors(_quantise),
         [

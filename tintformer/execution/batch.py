@@ -261,17 +261,21 @@ class Batch:
 
     def require_steps(self, rule: LearningRule) -> None:
         """Refuse a target of a step that the rule does not make: nothing would be learnt from it, without a word."""
-        if self.step_ids is None:
-            return
-        late = self.train_positions & (self.step_ids.roll(-1, dims=1) > rule.steps)
-        if late.any():
-            row, position = late.nonzero()[0].tolist()
-            step = int(self.step_ids[row, position + 1])
+        step, row, token = self.last_step
+        if step > rule.steps:
             raise InputError(
-                f"step_ids of row {row} has step {step} for token {position + 1} but the rule makes "
-                f"steps={rule.steps}, so nothing would be learnt from it; use steps={step}, or step_ids up to "
-                f"{rule.steps} (0: every step)"
+                f"step_ids of row {row} has step {step} for token {token} but the rule makes steps={rule.steps}, so "
+                f"nothing would be learnt from it; use steps={step}, or step_ids up to {rule.steps} (0: every step)"
             )
+
+    @cached_property
+    def last_step(self) -> tuple[int, int, int]:
+        """The last step that a target is for, and the first of its targets: row and token; 0 where there is none."""
+        if self.step_ids is None:
+            return 0, 0, 0
+        steps = self.step_ids.roll(-1, dims=1) * self.train_positions
+        row, position = divmod(int(steps.argmax()), steps.shape[1])
+        return int(steps[row, position]), row, position + 1
 
     @cached_property
     def evaluation_positions(self) -> Bool[Tensor, "B T"]:

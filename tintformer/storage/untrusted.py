@@ -99,7 +99,7 @@ def _numbers_by_key(settings: dict[str, Any]) -> Iterator[tuple[str, float]]:
 def _family_has(model_type: Any, key: str) -> bool:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    if model_type not in families():
+    if not isinstance(model_type, str) or model_type not in families():
         return True  # every key may matter
     config_class: Any = CONFIG_MAPPING[model_type]
     return hasattr(config_class, key) or key in config_class.attribute_map
