@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from tintbench.stream_methods import ExplicitReader
 from tintbench.timed_methods import methods_of, prepare
 from tintformer import LearningRule, Tint, TintError, load
 from tintformer.analysis.baselines import Explicit, PerSample, all_names, block_names, rule_names
+from tintformer.cli.bench import bench
 
 FAMILIES = ["gpt2", "opt", "llama-grouped"]
 RATE = 2e-3
@@ -52,6 +54,12 @@ def _small_products() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def records() -> list[dict[str, Any]]:
     return run(quick())
+
+
+def test_help_names_every_case() -> None:
+    (option,) = get_type_hints(bench, include_extras=True)["case"].__metadata__
+    named = re.sub(r"\(.*?\)|;.*", "", option.help).split(",")
+    assert [name.strip() for name in named] == list(CASES)
 
 
 def test_a_run_has_every_method_and_every_field(records: list[dict[str, Any]]) -> None:

@@ -26,8 +26,8 @@ def bench(
     case: Annotated[
         list[str] | None,
         typer.Option(
-            help="8x64, 4x256, 2x1024 (batch x tokens), few_shot, long, simulator, stream, stream_documents, tiny, "
-            "tiny_few_shot, tiny_stream; default: the first four."
+            help="8x64, 4x256, 2x1024 (batch x tokens), few_shot, long, simulator, network, stream, stream_documents, "
+            "tiny, tiny_few_shot, tiny_stream; default: the first four."
         ),
     ] = None,
     method: Annotated[

@@ -23,7 +23,7 @@ from tintformer.auxiliary.placement import placed_parameters
 from tintformer.engines.fast import FastEngine
 from tintformer.engines.fast.reading import GradientExecutor, Memory
 from tintformer.engines.fast.updates import Updates
-from tintformer.errors import InputError, LoadError, RuleError, TintError, cause
+from tintformer.errors import InputError, LoadError, RuleError, TintError
 from tintformer.execution import walk
 from tintformer.execution.arrays import Array
 from tintformer.execution.batch import Chunk
@@ -33,7 +33,7 @@ from tintformer.learning.streams import Carry, StreamSettings, read_stream
 from tintformer.learning.update_files import base_hash, read_object
 from tintformer.rule.learning_rule import LearningRule, require_rule
 from tintformer.rule.trainable import trainable_weights
-from tintformer.storage.checksums import CHECKSUM, Checksum, write_tensors
+from tintformer.storage.checksums import CHECKSUM, read_tensors, write_tensors
 from tintformer.storage.foreign_files import given_path
 from tintformer.storage.loading import load
 from tintformer.storage.untrusted import is_finite
@@ -150,32 +150,22 @@ def _check_tensors(found: GradientStatistics, auxiliary: Auxiliary, source: str)
             raise LoadError(f"{source}: {name!r:.120} holds what is no root of a mean square; collect them anew")
 
 
-def _read(path: Path) -> GradientStatistics:
-    from safetensors import SafetensorError, safe_open
+def _check_metadata(metadata: Mapping[str, str], path: Path) -> None:
+    if (found := metadata.get("format")) != FORMAT:
+        raise LoadError(f"{path} holds no statistics of this version (format {found!r:.80}, not {FORMAT!r})")
+    if odd := sorted(metadata.keys() ^ _METADATA):
+        raise LoadError(f"{path} lacks metadata or has unknown ones ({odd!s:.80}); collect them anew")
 
-    if path.exists() and not path.is_file():
-        raise LoadError(f"cannot read the statistics {path}: it is no regular file")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if (found := metadata.get("format")) != FORMAT:
-                raise LoadError(f"{path} holds no statistics of this version (format {found!r:.80}, not {FORMAT!r})")
-            if odd := sorted(metadata.keys() ^ _METADATA):
-                raise LoadError(f"{path} lacks metadata or has unknown ones ({odd!s:.80}); collect them anew")
-            # Copies: what is mapped goes with the file.
-            tensors = {name: file.get_tensor(name).clone() for name in sorted(file.keys())}
-    except (OSError, SafetensorError) as error:
-        raise LoadError(f"cannot read the statistics {path}: {cause(error)}") from error
-    checksum = Checksum(metadata)
-    for name, tensor in tensors.items():
-        checksum.add(name, tensor)
-    checksum.check(path)
+
+def _read(path: Path) -> GradientStatistics:
+    metadata, mapped = read_tensors(path, "statistics", _check_metadata)
     chunks, gradient = read_object(metadata, "chunks", path), read_object(metadata, "gradient", path)
     size, number, layers = chunks.get("size"), chunks.get("number"), gradient.get("layers")
     if not isinstance(size, int) or not isinstance(number, int) or not isinstance(layers, int | None):
         raise LoadError(f"{path}: its metadata are none that a collection leaves; collect them anew")
     return GradientStatistics(
-        tensors=tensors,
+        # Copies: what is mapped goes with the file.
+        tensors={name: tensor.clone() for name, tensor in mapped.items()},
         base=metadata["base"],
         base_name=metadata["base_name"],
         gradient=gradient,

@@ -24,9 +24,10 @@ from tintformer.auxiliary.ops import Weight
 from tintformer.engines.fast.updates import Factors, MatrixUpdate, RunningMatrix, Updates
 from tintformer.errors import LoadError, TintError
 from tintformer.execution.continuation import KeyValueCache
-from tintformer.learning.update_files import base_hash, read_object, read_rule, read_tensors, weight_keys
+from tintformer.learning.update_files import base_hash, read_object, read_rule, weight_keys
 from tintformer.rule.optimiser import Moments
-from tintformer.storage.checksums import CHECKSUM, write_tensors
+from tintformer.storage.checksums import CHECKSUM, read_tensors, write_tensors
+from tintformer.storage.foreign_files import given_path
 from tintformer.storage.untrusted import is_finite
 from tintformer.storage.whole_files import check_file, whole_file
 from tintformer.version import __version__
@@ -89,7 +90,7 @@ def read_state(path: Path, auxiliary: Auxiliary) -> StreamState:
 
 def read_kept(path: Path, auxiliary: Auxiliary) -> tuple[StreamState, Kept | None]:
     """The same, with what its reader has kept beside it, which it has to check itself."""
-    metadata, tensors = read_tensors(path, "state", _check_metadata)
+    metadata, tensors = read_tensors(given_path(path, LoadError), "state", _check_metadata)
     if metadata["base"] != base_hash(auxiliary):
         raise LoadError(
             f"{path} is the state of a stream with other weights ({metadata['base_name']!r:.80}) than those of "

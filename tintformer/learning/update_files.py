@@ -18,7 +18,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ from tintformer.engines.fast.updates import Factors, MatrixUpdate, Updates
 from tintformer.errors import LoadError, TintError, cause
 from tintformer.rule.learning_rule import LearningRule, require_number
 from tintformer.rule.trainable import trainable_weights
-from tintformer.storage.checksums import CHECKSUM, Checksum, add_tensor, write_tensors
+from tintformer.storage.checksums import CHECKSUM, add_tensor, read_tensors, write_tensors
 from tintformer.storage.foreign_files import given_path
 from tintformer.storage.untrusted import is_finite
 from tintformer.storage.whole_files import check_file, whole_file
@@ -75,7 +75,7 @@ def write_update(target: Path, auxiliary: Auxiliary, rule: LearningRule, updates
 
 def read_update(path: Path, auxiliary: Auxiliary) -> tuple[LearningRule, Updates]:
     """Read an update that was learnt on this base, checked from the cheapest to the dearest."""
-    metadata, tensors = read_tensors(path, "update", _check_metadata)
+    metadata, tensors = read_tensors(given_path(path, LoadError), "update", _check_metadata)
     # By its bytes, not its name: factors onto other weights would load without complaint and predict nonsense.
     if metadata["base"] != base_hash(auxiliary):
         raise LoadError(
@@ -90,31 +90,6 @@ def read_update(path: Path, auxiliary: Auxiliary) -> tuple[LearningRule, Updates
     except TintError as error:
         raise LoadError(f"{path} does not fit its base and rule: {error}") from error
     return rule, _as_updates(keys, tensors, rates)
-
-
-def read_tensors(
-    path: Path, what: str, check_metadata: Callable[[Mapping[str, str], Path], None]
-) -> tuple[Mapping[str, str], dict[str, Tensor]]:
-    """The metadata of a safetensors file, checked before the tensors are read, and these, which must fit its checksum.
-
-    `what` is what messages call the file.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    if given_path(path, LoadError).exists() and not path.is_file():
-        raise LoadError(f"cannot read the {what} {path}: it is no regular file")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            check_metadata(metadata, path)
-            tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
-    except (OSError, SafetensorError) as error:
-        raise LoadError(f"cannot read the {what} {path}: {cause(error)}") from error
-    checksum = Checksum(metadata)
-    for name, tensor in tensors.items():
-        checksum.add(name, tensor)
-    checksum.check(path)
-    return metadata, tensors
 
 
 def _check_metadata(metadata: Mapping[str, str], path: Path) -> None:

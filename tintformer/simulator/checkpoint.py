@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from tintformer.auxiliary.validation import check_model
 from tintformer.errors import LoadError, TintError, cause
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator.construction import Construction
-from tintformer.storage.checksums import Checksum, write_tensors
+from tintformer.storage.checksums import read_tensors, write_tensors
 from tintformer.storage.foreign_files import check_model_files, given_path, read_foreign_json
 from tintformer.storage.loading import SIMULATOR_FORMAT
 from tintformer.storage.saved_configs import checked_settings
@@ -101,7 +102,7 @@ def read(path: Path, settings: tuple[str, ...]) -> tuple[dict[str, Any], Auxilia
     """What `write` wrote: the configuration, which must have these settings, the auxiliary, its rule, all tensors."""
     check_settled(path)
     config = _read_config(path, settings)
-    metadata, tensors = _read_tensors(path / WEIGHTS)
+    metadata, tensors = read_tensors(path / WEIGHTS, "simulator", _check_metadata)
     if metadata.get("config") != _hash(config):
         raise LoadError(f"{path / WEIGHTS} was written with another {CONFIG}: the two files do not belong together")
     if odd := [name for name in tensors if not name.startswith((AUXILIARY, STRUCTURE))]:
@@ -154,22 +155,9 @@ def _read_config(path: Path, settings: tuple[str, ...]) -> dict[str, Any]:
     return config
 
 
-def _read_tensors(file: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, framework="pt") as opened:
-            metadata = opened.metadata() or {}
-            if metadata.get("format") != SIMULATOR_FORMAT:
-                raise LoadError(f"{file} holds no simulator (format {metadata.get('format')!r})")
-            tensors = {key: opened.get_tensor(key) for key in sorted(opened.keys())}
-    except (OSError, SafetensorError) as error:
-        raise LoadError(f"cannot read {file}: {cause(error)}") from error
-    checksum = Checksum(metadata)
-    for name, tensor in tensors.items():
-        checksum.add(name, tensor)
-    checksum.check(file)
-    return metadata, tensors
+def _check_metadata(metadata: Mapping[str, str], file: Path) -> None:
+    if metadata.get("format") != SIMULATOR_FORMAT:
+        raise LoadError(f"{file} holds no simulator (format {metadata.get('format')!r:.80})")
 
 
 def _rebuild_auxiliary(config: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> Auxiliary:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tintformer.errors import LoadError
+from tintformer.errors import LoadError, cause
 
 CHECKSUM = "checksum"
 """Its key in the metadata of a safetensors file."""
@@ -67,6 +67,31 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         checksum.add(name, tensor)
     save_file(plain, file, metadata={**metadata, CHECKSUM: checksum.hexdigest()})
     _sort_metadata(file)
+
+
+def read_tensors(
+    file: Path, what: str, check_metadata: Callable[[Mapping[str, str], Path], None]
+) -> tuple[Mapping[str, str], dict[str, Tensor]]:
+    """The metadata of a safetensors file, checked before the tensors are read, and these, which must fit its checksum.
+
+    `what` is what messages call the file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if file.exists() and not file.is_file():
+        raise LoadError(f"cannot read the {what} {file}: it is no regular file")
+    try:
+        with safe_open(file, framework="pt") as opened:
+            metadata = opened.metadata() or {}
+            check_metadata(metadata, file)
+            tensors = {name: opened.get_tensor(name) for name in sorted(opened.keys())}
+    except (OSError, SafetensorError) as error:
+        raise LoadError(f"cannot read the {what} {file}: {cause(error)}") from error
+    checksum = Checksum(metadata)
+    for name, tensor in tensors.items():
+        checksum.add(name, tensor)
+    checksum.check(file)
+    return metadata, tensors
 
 
 def _sort_metadata(file: Path) -> None:
