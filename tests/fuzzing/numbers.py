@@ -36,6 +36,8 @@ def engines(r: Random, rule: tint.LearningRule) -> list[dict[str, Any]]:
         "transposition": r.choice(("scores", "stored")),
     }
     network = {"engine": "network", "stack": r.choice((1, 3, 4)), "dense": r.random() < 0.2, "loop": r.random() < 0.3}
+    # Every layer a matrix over the whole stream: two steps of three blocks take gigabytes.
+    network["dense"] &= rule.steps == 1
     fast = {"engine": "fast", "dual": r.choice((None, True, False))}
     programs = [{"engine": "reference"}, fast]
     return r.sample([*programs, simulator, simulator, network], 2) if rule.is_linear else programs

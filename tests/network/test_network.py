@@ -136,6 +136,13 @@ def test_what_cannot_be_compiled_is_refused(knobs: dict[str, Any], message: str)
         call(tint.Tint(make_model("gpt2"), make_rule("default"), engine="network", **knobs), make_batch())
 
 
+def test_a_dense_network_that_fits_no_memory_is_refused_before_it_is_written_out() -> None:
+    with pytest.raises(
+        tint.InputError, match=r"dense=True would write out \d+ maps of 24,696 x 24,696, .* tiny models"
+    ):
+        tint.compile("nano-llama", tint.LearningRule(learning_rate=1e-3), max_tokens=64, dense=True)
+
+
 @pytest.mark.parametrize(
     ("num_tokens", "remedy"), [(11, "shorten the text"), (6, "make them longer by `Batch.padded`")]
 )

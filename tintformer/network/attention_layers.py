@@ -270,8 +270,8 @@ class SoftmaxAttention(Layer):
         )
 
 
-class ReadStore(Layer):
-    """sum_t a_tu x_t: token u asks with its one-hot position, which picks a_tu from the store of every token t."""
+class StoreAttention(Layer):
+    """Linear attention whose weights a_tu stand in the stores of the tokens t."""
 
     def __init__(
         self,
@@ -285,6 +285,10 @@ class ReadStore(Layer):
     ):
         super().__init__((*store, *values), writes)
         self.sizes, self.heads, self.num_tokens, self.factor = [len(store), len(values)], heads, num_tokens, factor
+
+
+class ReadStore(StoreAttention):
+    """sum_t a_tu x_t: token u asks with its one-hot position, which picks a_tu from the store of every token t."""
 
     def forward(self, e: Stream) -> Stream:
         store, values = groups(e.read(self.read_slots), self.sizes)
@@ -294,21 +298,8 @@ class ReadStore(Layer):
         return e.add(self.write_slots, self.heads[1].merge(y if self.factor == 1.0 else y * self.factor))
 
 
-class ApplyStore(Layer):
+class ApplyStore(StoreAttention):
     """sum_u a_tu x_u: token t asks with its store, every token u has its one-hot position as key."""
-
-    def __init__(
-        self,
-        heads: tuple[Heads, Heads],
-        store: Sequence[Quantity],
-        values: Sequence[Quantity],
-        writes: Sequence[Quantity],
-        *,
-        num_tokens: int,
-        factor: float = 1.0,
-    ):
-        super().__init__((*store, *values), writes)
-        self.sizes, self.heads, self.num_tokens, self.factor = [len(store), len(values)], heads, num_tokens, factor
 
     def forward(self, e: Stream) -> Stream:
         store, values = groups(e.read(self.read_slots), self.sizes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,7 @@ from tintformer.network import weights
 from tintformer.network.compiler import Compiler
 from tintformer.network.dense import DenseAttention, dense_form
 from tintformer.network.flags import Flags
-from tintformer.network.layers import Quantity
+from tintformer.network.layers import LinearMap, Quantity, WeightMap
 from tintformer.network.slots import Program, allocate
 from tintformer.network.softmax_heads import by_softmax
 from tintformer.network.stream import Frame, Stream
@@ -38,6 +39,8 @@ from tintformer.storage.loading import load
 
 Inputs = Shaped[Tensor, "B T *vector"]
 """Token ids, or the vectors of examples."""
+MAX_DENSE_BYTES = 8 * 10**9
+"""Of the maps that `dense=True` writes out."""
 
 
 def compile(
@@ -352,6 +355,7 @@ class Network(nn.Module):
 
     def _densify(self, embed: Embed, forms: Construction) -> None:
         """Every map a full matrix over the whole stream, every attention over all tokens."""
+        _check_dense_size([layer for layer in set(self.layers) if isinstance(layer, LinearMap | WeightMap)], self)
         if forms.attention == "softmax":
             embed.prefix.append(constant(torch.zeros_like(embed.prefix[0][:, :1])))
             self.frame = replace(self.frame, blocks=(*self.frame.blocks, 1))
@@ -367,6 +371,18 @@ class Network(nn.Module):
         self.head = PackedHead(self.head, self.frame)
         if self.head_before is not None:
             self.head_before = PackedHead(self.head_before, self.frame)
+
+
+def _check_dense_size(maps: Sequence[nn.Module], network: Network) -> None:
+    """Refuse what would not fit in memory, by the maps of the whole stream onto itself, which are most of it."""
+    dim = network.frame.dim
+    size = len(maps) * dim**2 * network.dtype.itemsize
+    if size > MAX_DENSE_BYTES:
+        raise InputError(
+            f"dense=True would write out {len(maps)} maps of {dim:,} x {dim:,}, which take {size / 1e9:,.0f} GB "
+            f"(at most {MAX_DENSE_BYTES / 1e9:g} are allowed): it is for tiny models; leave it out, the layers compute "
+            "the same without it, or take fewer blocks, tokens or steps"
+        )
 
 
 def _check(auxiliary: Auxiliary, rule: LearningRule, max_tokens: Any, **switches: Any) -> None:

@@ -55,8 +55,8 @@ class StepSize:
         `rates` are those of the rows where each has its own; otherwise the rule's is that of all.
         """
         # Rows that began at different times stand at different steps.
-        scheduled = _one_or_each(torch.tensor([rule.schedule_factor(step) for step in steps], dtype=torch.float64))
-        rate = rule.rate if rates is None else _one_or_each(rates.double().cpu())
+        scheduled = _one_or_each([rule.schedule_factor(step) for step in steps])
+        rate = rule.rate if rates is None else _one_or_each(rates.double().tolist())
         return cls(
             rate=rate * rate_factor(rule, op) * scheduled,
             momentum=rule.momentum,
@@ -86,9 +86,9 @@ class StepSize:
         return torch.where(self.active, *stand)
 
 
-def _one_or_each(values: Float[Tensor, " R"]) -> Scalar:
+def _one_or_each(values: Sequence[float]) -> Scalar:
     """One number where all rows agree: nothing is then rounded that would not be for a single row."""
-    return float(values[0]) if bool((values == values[0]).all()) else values[:, None, None]
+    return values[0] if len(set(values)) == 1 else torch.tensor(values, dtype=torch.float64)[:, None, None]
 
 
 def rate_factor(rule: LearningRule, op: str) -> float:
