@@ -304,13 +304,19 @@ def open_texts(place: Path, base: Path) -> str:
 
 def _may_name_the_hub(description: Path) -> bool:
     """Whether a description may name a data set of the hub, which would be asked; here nobody is to be asked."""
-    if not description.is_file():  # a FIFO would be waited for
-        return True
+    content = _beginning(description)
+    return content is None or b"hub" in content
+
+
+def _beginning(file: Path) -> bytes | None:
+    """What a file begins with, which may be larger than the memory; None where it cannot be read."""
+    if not file.is_file():  # a FIFO would be waited for
+        return None
     try:
-        with description.open("rb") as file:
-            return b"hub" in file.read(10**6)
+        with file.open("rb") as opened:
+            return opened.read(10**6)
     except (OSError, MemoryError):  # it may be a link to anything, such as the memory of a process
-        return True
+        return None
 
 
 def _command(*arguments: str) -> int:
@@ -329,16 +335,11 @@ def _command(*arguments: str) -> int:
 
 def open_evaluation(place: Path, base: Path) -> str:
     tables = EVALUATION + ".md"
-    # Files may be made larger than the memory.
-    runs = {
-        file.name: file.read_bytes() if file.stat().st_size < 10**7 else b""
-        for file in (place / "runs").glob("*.json")
-        if file.is_file()
-    }
+    runs = {file.name: _beginning(file) for file in (place / "runs").glob("*.json")}
     (place / tables).unlink(missing_ok=True)
     if _command("eval", "table", str(place)):
         return "refused"
-    if runs == {file.name: file.read_bytes() for file in (base / "runs").glob("*.json")}:
+    if runs == {file.name: _beginning(file) for file in (base / "runs").glob("*.json")}:
         same = (place / tables).read_bytes() == (base / tables).read_bytes()
         require(same, "the table of damaged records differs from that of whole ones")
     return "opens"
