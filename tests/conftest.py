@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
+import zlib
 from collections.abc import Generator
 from pathlib import Path
 
@@ -48,8 +49,15 @@ def pytest_sessionfinish() -> None:
     shutil.rmtree(CACHE, ignore_errors=True)
 
 
-def pytest_runtest_setup() -> None:
-    """Silence transformers, if a test file has imported it."""
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Silence transformers, if a test file has imported it, and say whether shapes are checked against annotations."""
+    if "jaxtyping" in sys.modules:
+        import jaxtyping
+
+        # Checking takes a third of the time, and who calls a function hardly changes what it is given: every fourth
+        # test does it, chosen by its name, and the whole sweep.
+        checked = item.get_closest_marker("sweep") or zlib.crc32(item.nodeid.encode()) % 4 == 0
+        jaxtyping.config.update("jaxtyping_disable", not checked)
     if "transformers" in sys.modules:
         from transformers.utils import logging
 
