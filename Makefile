@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 LIGHT := .venv/.light
+# Python compiles what it imports; pip would compile all of 20,000 files, for more than a minute.
+INSTALL := -m pip install --no-compile
 SMOLLM2 := .models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf
 
 # Waiting threads sleep instead of spinning (tintformer/threads.py); this is for what is run without `tint`.
@@ -69,7 +71,7 @@ oldest newest: $(INSTALLED)
 	$(PYTHON) -m venv --clear build/$@
 	$(BIN)/python -c 'from sysconfig import get_path; print("import site; site.addsitedir(%r)" % get_path("purelib"))' \
 		> "$$(build/$@/bin/python -c 'from sysconfig import get_path; print(get_path("purelib"))')/base.pth"
-	build/$@/bin/python -m pip install --quiet --upgrade '$(TRANSFORMERS)'
+	build/$@/bin/python $(INSTALL) --quiet --upgrade '$(TRANSFORMERS)'
 	@version='import transformers; print(transformers.__version__)'; \
 	if [ "$$(build/$@/bin/python -c "$$version")" = "$$($(BIN)/python -c "$$version")" ]; then \
 		echo "$@: .venv has it, so that the other tests have used it"; \
@@ -102,8 +104,8 @@ package: $(INSTALLED) ## build the wheel, install it in an empty environment and
 	test "$$(cat dist/*.whl | wc -c)" -lt 25000000
 	place=$$(mktemp -d) && trap 'rm -rf "$$place"' EXIT && \
 	$(PYTHON) -m venv "$$place/venv" && \
-	"$$place/venv/bin/python" -m pip install --quiet "$$(grep '^torch==' constraints.txt)" && \
-	"$$place/venv/bin/python" -m pip install --quiet -c constraints.txt dist/*.whl && \
+	"$$place/venv/bin/python" $(INSTALL) --quiet "$$(grep '^torch==' constraints.txt)" && \
+	"$$place/venv/bin/python" $(INSTALL) --quiet -c constraints.txt dist/*.whl && \
 	cd "$$place" && HF_HUB_OFFLINE=1 venv/bin/tint demo
 
 figure: $(INSTALLED) ## redraw the figure of the README from the demo's report (needs Chromium)
@@ -121,12 +123,12 @@ clean: ## remove caches and built files (.venv stays; delete it to start over)
 # torch comes first and by its exact pin: a range would pull gigabytes of CUDA packages.
 $(LIGHT): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install -c constraints.txt -e '.[plots]'
+	$(BIN)/python $(INSTALL) "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[plots]'
 	touch $@
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python $(INSTALL) --quiet "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python $(INSTALL) --quiet -c constraints.txt -e '.[dev]'
 	touch $@
