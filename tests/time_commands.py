@@ -25,6 +25,7 @@ TEXT = "The lamp in the harbour was red, and the boat in the harbour was blue. N
 MODEL = ("nano-llama", "--file", "short.txt")
 FEW = ("--tests", "4", "--tuning", "4", "--seeds", "0", "--learning-rate", "1e-5,1e-4")
 BLOCKS = ("--length", "64", "--blocks", "4", "--tuning", "4")
+DOCUMENTS = ("--documents", "blocks", "--length", "128", "--chunk", "32", "--scored", "4", "--tuning", "2")
 COMMANDS = {
     "--help": ("--help",),
     "models": ("models",),
@@ -34,6 +35,13 @@ COMMANDS = {
     "inspect": ("inspect", "nano-llama"),
     "run": ("run", *MODEL),
     "adapt": ("adapt", *MODEL, "-o", "update.safetensors"),
+    "stream": ("stream", *MODEL, "--learning-rate", "1e-4", "--chunk", "32"),
+    "statistics": ("statistics", *MODEL, "--chunk", "32", "-o", "model.statistics"),
+    "sweep": ("sweep", *MODEL),
+    "rates": ("rates", "nano-llama", "-o", "rates.json"),
+    "audit": ("audit", *MODEL, "--chunk", "32"),
+    "compare": ("compare", "nano-llama", "sst2", "--data", "tasks/sst2", "--quick"),
+    "probe": ("probe", "nano-llama", "--quick"),
     "report": ("report", *MODEL, "-o", "report"),
     "build": ("build", "nano-llama", "--learning-rate", "1e-4", "-o", "simulator"),
     "export": ("export", "nano-llama", "--learning-rate", "1e-4", "--engine", "fast", "-o", "model.onnx"),
@@ -43,6 +51,9 @@ COMMANDS = {
     "eval list": ("eval", "list"),
     "eval lm": ("eval", "lm", "nano-llama", "text.txt", *BLOCKS, "--shares", "0.5"),
     "eval icl": ("eval", "icl", "nano-llama", "sst2", "--data", "tasks/sst2", *FEW),
+    "eval stream": ("eval", "stream", "nano-llama", "text.txt", *DOCUMENTS, "--methods", "auxiliary,sgd,tint"),
+    "eval regression": ("eval", "regression", "--functions", "8", "--tuning", "4"),
+    "eval constructions": ("eval", "constructions"),
     "eval table": ("eval", "table"),
     "eval table-lm": ("eval", "table-lm", "--model", "nano-llama", "--data", "text.txt", *BLOCKS),
     "eval table-icl": ("eval", "table-icl", "--model", "nano-llama", "--data", "tasks", "--tasks", "sst2", *FEW),

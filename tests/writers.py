@@ -95,9 +95,9 @@ def demo(folder: Path, version: int) -> None:
 
 def measure_rates(folder: Path, version: int) -> None:
     """On few pieces of short texts."""
-    from tintformer.learning import rate_prior
+    from tintformer.learning import rate_measurement
 
-    rate_prior.EVALUATED, rate_prior.FEWEST_PIECES, rate_prior.WINDOWS = 16, 2, 2 + version
+    rate_measurement.EVALUATED, rate_measurement.FEWEST_PIECES, rate_measurement.WINDOWS = 16, 2, 2 + version
     os.environ["TINTFORMER_CACHE"] = str(folder)
     tint("rates", MODEL, TEXT_FILE)
 

@@ -50,10 +50,10 @@ NOTE = """<!-- Written by `python -m tintbench.automatic_rates`; automatic-rates
 Pieces of texts of {num_kinds} kinds ({kinds}) and {num_lengths} lengths ({lengths} trained tokens) are learnt
 from with the default rule in one pass, and the {evaluated} tokens that follow each are scored. *Harm* is a loss that
 went up by more than {harm} nats. *Share* is the sum of the gains over the sum of the gains of the best rate in
-hindsight, out of a grid of four a decade that has no learning in it as well. *Before* is what `auto` was: the best of
-a grid on the last fifth of the training part, one step below. In brackets: 95% intervals, bootstrap over texts. Where
-the trained and the scored tokens are more than a model's context ({contexts}), they are packed as segments of that
-length. torch {torch}, float32, {threads} thread(s).
+hindsight, out of a grid of four a decade (every second one, then the neighbours of the best) and no learning.
+*Before* is what `auto` was: the best of a grid on the last fifth of the training part, one step below. In brackets:
+95% intervals, bootstrap over texts. Where the trained and the scored tokens are more than a model's context
+({contexts}), they are packed as segments of that length. torch {torch}, float32, {threads} thread(s).
 
 ```bash
 {command}
@@ -121,15 +121,18 @@ class Piece:
         return None if loss is None or self.untrained is None else self.untrained - loss
 
     def curve(self) -> dict[str, float]:
-        """The gain at every rate of the grid, up to where it is hopeless."""
-        found: dict[str, float] = {}
-        for step in STEPS:
-            rate = step / float(self.targets)
-            gain = self.gain(rate)
+        """Gains by rate: every second one of the grid, up to where it is hopeless, then the neighbours of the best."""
+        found: dict[int, float] = {}
+        for number in range(0, len(STEPS), 2):
+            gain = self.gain(STEPS[number] / float(self.targets))
             if gain is None or gain < HOPELESS:
                 break
-            found[f"{rate:.4g}"] = gain
-        return found
+            found[number] = gain
+        best = max(found, key=lambda number: found[number], default=None)
+        for number in () if best is None else (best - 1, best + 1):
+            if 0 <= number < len(STEPS) and (gain := self.gain(STEPS[number] / float(self.targets))) is not None:
+                found[number] = gain
+        return {f"{STEPS[number] / float(self.targets):.4g}": found[number] for number in sorted(found)}
 
     def last_fifth(self) -> dict[str, Any]:
         """The rate by the rule of before: the best on the last fifth of the training part, one step below."""

@@ -12,14 +12,14 @@ from typing import Any, get_args, get_type_hints
 
 import forked
 import pytest
+import time_commands
+from all_commands import all_commands
 from patience import PATIENCE
-from test_hostile_options import commands
 from tiny import TEXT
 
 import tintformer
 from tintformer import console
 from tintformer.auxiliary.families import families
-from tintformer.cli.app import app
 from tintformer.cli.demo import demo
 
 TINT = Path(sys.executable).with_name("tint")
@@ -35,9 +35,14 @@ def test_help_lists_the_commands() -> None:
     assert "demo" in done.stdout and "models" in done.stdout
 
 
+def test_every_command_is_timed() -> None:
+    """`python tests/time_commands.py` says after how long a user sees something of each."""
+    assert set(time_commands.COMMANDS) == {"--help", *all_commands()}
+
+
 def test_help_says_everything_once() -> None:
     """Commands share the texts of the learning rule's options."""
-    for name, command in commands(app):
+    for name, command in all_commands().items():
         for option in get_args(get_type_hints(command, include_extras=True).get("learning_rate"))[1:]:
             assert option.help.count("auto is the default: see") <= 1, name
 
@@ -98,7 +103,7 @@ def test_every_command_says_at_once_that_it_works(monkeypatch: pytest.MonkeyPatc
         raise Begun(text)
 
     monkeypatch.setattr(console._STATUS, "begin", begin)
-    for name, command in commands(app):
+    for name, command in all_commands().items():
         with pytest.raises(Begun, match="starting"):
             command()
         assert command.__doc__, name

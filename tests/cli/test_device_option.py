@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 
 import pytest
 import torch
+from all_commands import all_commands
 from cases import some
 from fake_devices import CPU, FIRST, Labelled, bare, fake_devices, put
 from praise import save_task
@@ -18,7 +19,6 @@ from tiny import TEXT, save_model
 
 import tintformer as tint
 from tintformer.cli import main
-from tintformer.cli.app import app
 from tintformer.experiments.open_models import open_model
 
 RATE = ["--learning-rate", "1e-3"]
@@ -70,16 +70,9 @@ def run(place: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> int | str 
     return ended.value.code
 
 
-def callbacks(group: Any = app, before: str = "") -> dict[str, Any]:
-    found = {f"{before}{each.name}": each.callback for each in group.registered_commands}
-    for each in group.registered_groups:
-        found |= callbacks(each.typer_instance, f"{before}{each.name} ")
-    return found
-
-
 def test_every_command_that_loads_a_model_has_both_options() -> None:
-    assert set(callbacks()) >= {*COMMANDS, *OTHERS}
-    for name, callback in callbacks().items():
+    assert set(all_commands()) >= {*COMMANDS, *OTHERS}
+    for name, callback in all_commands().items():
         if name not in NO_MODEL:
             assert {"device", "dtype"} <= get_type_hints(callback).keys(), name
 

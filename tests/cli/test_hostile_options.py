@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
+from all_commands import all_commands
 from cases import some
 from praise import save_task
 from tiny import TEXT, save_model
 
 from tintformer.cli import main
-from tintformer.cli.app import app
 
 RATE = ["--learning-rate", "1e-4"]
 ONE = ["--methods", "auxiliary"]
@@ -69,14 +69,7 @@ NUMBERS = ("-1", "nan", "9" * 30, "\udcff")
 TEXTS = ("../[bold]\x1b[31m\udcff\0" + "x" * 500, "")
 
 
-def commands(of: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    for command in of.registered_commands:
-        yield " ".join((*path, command.name)), command.callback
-    for group in of.registered_groups:
-        yield from commands(group.typer_instance, (*path, group.name))
-
-
-COMMANDS = dict(commands(app))
+COMMANDS = all_commands()
 
 
 def options(command: str) -> Iterator[tuple[str, type]]:

@@ -10,12 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
+from all_commands import all_commands
 from patience import PATIENCE
 from places import ROOT
 from writers import READERS, WRITERS
-
-from tintformer.cli.app import app
 
 SHORT = [
     *(f"reads: {name}" for name in READERS),
@@ -27,16 +25,9 @@ SHORT = [
 linux = pytest.mark.skipif(sys.platform != "linux", reason="what a process touches is found out through /proc")
 
 
-def commands(group: object, before: str = "") -> set[str]:
-    found: set[str] = set()
-    for name, each in group.commands.items():  # pyright: ignore[reportAttributeAccessIssue]
-        found |= commands(each, f"{before}{name} ") if hasattr(each, "commands") else {f"{before}{name}"}
-    return found
-
-
 def test_every_command_is_in_the_table() -> None:
     known = {writer.name for writer in WRITERS} | set(READERS)
-    missing = commands(typer.main.get_command(app)) - known
+    missing = set(all_commands()) - known
     assert not missing, f"add {missing} to WRITERS or READERS of tests/writers.py"
 
 

@@ -58,6 +58,8 @@ def test_a_prior_is_measured_and_used(here: Path, tint: Run) -> None:
     assert answer(*run, "--steps", "2")["rate_choice"]["source"] == "nothing"  # measured for another rule
     assert "not enough text to tell" in tint(*run)
     assert "its gain" in tint("rates", here / "model", here / "texts", "-o", here / "mine.json")
+    shorter = answer("rates", here / "model", here / "texts", "--lengths", "24", "-o", here / "mine.json")
+    assert [table["tokens"] for table in shorter["lengths"]] == [24]
 
 
 @pytest.mark.parametrize(
@@ -68,6 +70,8 @@ def test_a_prior_is_measured_and_used(here: Path, tint: Run) -> None:
         (["short.txt"], "are needed, so give more texts or longer ones"),
         (["none.txt"], "cannot read"),
         (["texts", "-o", "no/where.json"], "there is no directory"),
+        (["texts", "--lengths", "8,32"], "has pieces of 8 tokens; give 16 at least"),
+        (["texts", "--lengths", "32,many"], "must be whole numbers with commas between them"),
     ],
 )
 def test_bad_input(here: Path, tint: Run, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str) -> None:

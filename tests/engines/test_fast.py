@@ -20,7 +20,7 @@ from patience import PATIENCE
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import tintformer as tint
-from tintformer.engines.fast import update_costs
+from tintformer.engines.fast import FastEngine, update_costs
 from tintformer.engines.fast.fast_executor import FastExecutor
 from tintformer.engines.fast.update_costs import UpdateUse, dual_cost, prefers_dual, smaller_as_factors
 from tintformer.engines.fast.updates import MatrixUpdate
@@ -283,3 +283,24 @@ def test_a_row_without_a_target_in_a_step_keeps_what_it_has_learnt(dual: bool, m
     for row in range(3):
         for name, update in reference.updates(row).items():
             torch.testing.assert_close(fast.updates(row)[name], update, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_updates_to_rescale_predict_the_same_formed_or_not(name: str) -> None:
+    """At one rate after the other; formed while the budget lasts, and only where a pass gains by it."""
+    auxiliary, rule = tint.load(make_model(name)), make_rule("default")
+    given = make_batch(lengths=(9, 12))
+    batch = Batch.of(auxiliary, given["input_ids"], train_mask=torch.arange(12)[None] < torch.tensor([[5], [8]]))
+    engine = FastEngine(auxiliary, rule, dual=True)
+    factors = engine.learn(batch)
+    size = max(2 * update.full()[0].nbytes for update in factors.matrices.values())
+    forms = {budget: factors.to_rescale(10**6, budget) for budget in (0, size, 10**9)}
+    formed = [sum(each.dense is not None for each in form.matrices.values()) for form in forms.values()]
+    assert formed[0] == 0 < formed[1] < formed[2] == len(factors.matrices)
+    assert all(each.dense is None for each in factors.to_rescale(1, 10**9).matrices.values())
+    for scale in (1.0, 0.3):
+        losses = [
+            engine.score(batch, each.scaled(scale), logits_at=None).after.losses for each in (factors, *forms.values())
+        ]
+        for each in losses[1:]:
+            torch.testing.assert_close(each, losses[0])

@@ -14,12 +14,12 @@ from tiny import TEXT, make_model, make_tokenizer
 
 import tintformer as tint
 from tintformer.bundled import BUNDLED, rate_texts, rates_directory
-from tintformer.learning import rate_prior
+from tintformer.learning import rate_measurement, rate_prior
+from tintformer.learning.rate_measurement import measure
 from tintformer.learning.rate_prior import (
     PriorCurve,
     RatePrior,
     find_prior,
-    measure,
     prior_file,
     read_prior,
     weights_of,
@@ -38,7 +38,7 @@ def auxiliary() -> Any:
 def prior(auxiliary: Any) -> RatePrior:
     ids = make_tokenizer()(TEXT * 2)["input_ids"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rate_prior, "EVALUATED", 32)
+        patch.setattr(rate_measurement, "EVALUATED", 32)
         return measure(auxiliary, RULE, [ids, ids[20:], ids[40:]])
 
 
@@ -53,6 +53,31 @@ def test_it_knows_which_steps_help_at_which_length(prior: RatePrior) -> None:
     table = prior.lengths[0]
     assert max(table.gain) > 0.1 and table.gain[0] < max(table.gain) and table.gain[-1] == rate_prior.WORST
     assert all(len(getattr(table, name)) == len(prior.steps) for name in ("slope", "spread", "trial_gain"))
+
+
+def test_what_was_measured_is_not_measured_again(
+    auxiliary: Any, prior: RatePrior, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A measurement that is ended after some pieces goes on with the others, and finds the same."""
+    monkeypatch.setattr(rate_measurement, "EVALUATED", 32)
+    ids = make_tokenizer()(TEXT * 2)["input_ids"]
+    texts = [ids, ids[20:], ids[40:]]
+    num_pieces = len({tuple(piece) for text in texts for piece in rate_measurement._pieces(text, 32)})
+    gains, calls = rate_measurement._gains, list[int]()
+
+    def ends_early(*given: Any) -> list[float]:
+        calls.append(1)
+        if len(calls) == 8:
+            raise KeyboardInterrupt
+        return gains(*given)
+
+    monkeypatch.setattr(rate_measurement, "_gains", ends_early)
+    with pytest.raises(KeyboardInterrupt):
+        measure(auxiliary, RULE, texts)
+    assert measure(auxiliary, RULE, texts) == prior
+    assert len(calls) == 2 + 2 * num_pieces, "two a piece, and those of the one that was not completed"
+    monkeypatch.setattr(rate_measurement, "_gains", None)
+    assert measure(auxiliary, RULE, texts, lengths=[32, 32]) == prior
 
 
 def test_it_is_found_under_the_weights_and_the_rule(auxiliary: Any, prior: RatePrior) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tintformer.errors import RuleError
 from tintformer.learning import rate_search
-from tintformer.learning.rate_search import RatePoint, default_grid, rate_curve
+from tintformer.learning.rate_search import RatePoint, climb, default_grid, rate_curve
 
 
 def valley(best: float):
@@ -41,6 +41,24 @@ def test_a_mean_loss_takes_larger_rates() -> None:
 def test_a_grid_of_ones_own_is_sorted_and_tried_until_it_harms() -> None:
     curve = rate_curve(valley(1e-3), "sum", 100, grid=[1e-1, 1e-4, 1e-3, 1.0])
     assert [point.rate for point in curve] == [0, 1e-4, 1e-3, 1e-1]
+
+
+@pytest.mark.parametrize("peak", [0, 3, 9])
+@pytest.mark.parametrize("start", [0, 4, 9])
+def test_a_climb_ends_on_the_peak_and_looks_at_the_way_alone(peak: int, start: int) -> None:
+    seen: list[int] = []
+
+    def height(number: int) -> float:
+        seen.append(number)
+        return -abs(number - peak)
+
+    assert climb(height, start=start, count=10) == peak
+    way = range(min(peak, start) - 1, max(peak, start) + 2)
+    assert len(seen) == len(set(seen)) and set(seen) <= set(way) & set(range(10))
+
+
+def test_a_climb_on_a_plateau_goes_down_and_ends() -> None:
+    assert climb(lambda number: 0.0, start=5, count=10) == 0
 
 
 @pytest.mark.parametrize(

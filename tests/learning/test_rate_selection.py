@@ -126,6 +126,18 @@ def test_without_a_prior_a_text_that_no_rate_helps_is_not_learnt_from(auxiliary:
     assert (found.rate, found.helps, len(found.curve)) == (0.0, False, 2)
 
 
+def test_with_a_prior_few_rates_are_tried_and_the_best_of_all_is_found(auxiliary: Any, input_ids: torch.Tensor) -> None:
+    prior = keep_prior(auxiliary, RULE, gain=0.1, spread=1.0)
+    train, heard = first(input_ids, 60), list[RatePoint]()
+    climbed = choose_rate(auxiliary, RULE, input_ids, train, on_point=heard.append)
+    everything = choose_rate(
+        auxiliary, RULE, input_ids, train, grid=[rate_prior.rate_of(step, 59, RULE) for step in prior.steps]
+    )
+    assert climbed.rate == everything.rate > 0 and climbed.gain == pytest.approx(everything.gain, rel=1e-6)
+    assert [point.rate * 59 for point in heard[:4]] == pytest.approx([0, 0.03, 0.1, 0.3], rel=1e-2), "by the prior's"
+    assert sorted(heard, key=lambda point: point.rate) == list(climbed.curve)
+
+
 def test_estimates_lie_between_trials_and_prior() -> None:
     gains = torch.tensor([[0.1, 0.3, 0.1, 0.3], [1.0, -1.0, 1.0, -1.0]], dtype=torch.float64)
     known = PriorCurve(

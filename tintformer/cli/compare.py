@@ -11,7 +11,6 @@ from tintformer.cli.evaluate import eval_options as options
 from tintformer.cli.evaluate.eval_run import carry_out, started, threads_of
 from tintformer.cli.options import Device, Dtype, Json, Model
 from tintformer.cli.rule_setup import check_place
-from tintformer.errors import InputError, brief
 
 OUTPUT = Path("tint-compare")
 
@@ -88,7 +87,7 @@ def compare(
             data,
             quick=quick,
             given={
-                "shots": None if shots is None else _whole("--shots", shots),
+                "shots": None if shots is None else options.whole_numbers("--shots", shots),
                 "seeds": None if seeds is None else options.seeds(seeds),
                 "rates": options.rates(learning_rate),
                 "tests": tests,
@@ -109,11 +108,3 @@ def compare(
         usual = "-".join(["compare", Path(model).name, *what])
         run = Run(name=options.named(name, usual), kind="compare", experiments=experiments)
         carry_out(run, output, jobs=jobs, json=json, track=track)
-
-
-def _whole(option: str, text: str) -> tuple[int, ...]:
-    """Whole numbers with commas between them."""
-    found = options.numbers(option, text)
-    if not all(number.is_integer() for number in found):
-        raise InputError(f"{option} {brief(text)} must be whole numbers with commas between them, such as 2,4,8")
-    return tuple(map(int, found))

@@ -11,7 +11,7 @@ from tintformer.cli.evaluate import eval_options as options
 from tintformer.cli.evaluate.eval_run import progress_bar, started, threads_of
 from tintformer.cli.options import AUTO, Device, Dtype, Json, Model
 from tintformer.cli.rule_setup import finite, open_model
-from tintformer.cli.sweep import ALL, layer_counts, whole_numbers
+from tintformer.cli.sweep import ALL, layer_counts
 from tintformer.console import doing, print_json, print_table, say
 from tintformer.errors import InputError
 
@@ -77,7 +77,7 @@ def probe(
         options.rates(learning_rate),
         options.names(rule),
         layer_counts(layers),
-        whole_numbers("--steps", steps),
+        options.whole_numbers("--steps", steps),
         {},
         tokens=tokens,
         quick=quick,

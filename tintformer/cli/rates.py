@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tintformer.cli.evaluate.eval_options import whole_numbers
 from tintformer.cli.options import Device, Dtype, Json, Model, RuleOptions, rule_options
 from tintformer.cli.rule_setup import open_model, warnings_as_lines
 from tintformer.console import print_json, print_table, progress_bar, say
-from tintformer.errors import InputError
+from tintformer.errors import InputError, brief
 
 if TYPE_CHECKING:
     from tintformer.learning.rate_prior import RatePrior
 
+SHORTEST = 16
+"""Tokens of a piece below which `auto` makes no trials either."""
 KEEPS = ".txt", ".md", ".rst", ".py"
 """Files of a directory that are read."""
 
@@ -32,21 +35,32 @@ def rates(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the file here, not to the cache directory.")
     ] = None,
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            help="Training tokens of the pieces of text, with commas between them; default: 32,128,512. Long ones "
+            "take most of the time.",
+            show_default=False,
+        ),
+    ] = None,
     dtype: Dtype = "float32",
     device: Device = None,
     json: Json = False,
 ) -> None:
     """Measure on TEXTS which learning rates suit MODEL and a rule, and keep it: `auto` starts from there.
 
-    Texts of the kinds that the model will learn from are best, of a few thousand tokens each.
+    Texts of the kinds that the model will learn from are best, of a few thousand tokens each. What is measured is kept:
+    the same command again goes on where it was stopped.
     """
-    from tintformer.learning.rate_prior import measure, prior_file, write_prior
+    from tintformer.learning.rate_measurement import LENGTHS, measure
+    from tintformer.learning.rate_prior import prior_file, write_prior
     from tintformer.learning.text import encode, find_tokenizer
     from tintformer.storage.whole_files import check_file
 
     if "learning_rate" in rule:
         raise InputError("`tint rates` measures the learning rate; leave out --learning-rate")
     built = rule.build()
+    chosen = LENGTHS if lengths is None else piece_lengths(lengths)
     if output is not None:
         check_file(output)
     contents = read_texts(texts)
@@ -54,13 +68,21 @@ def rates(
         auxiliary, tokenizer = open_model(model, dtype, device), find_tokenizer(model)
         encoded = [encode(tokenizer, content).input_ids for content in contents]
         with progress_bar() as progress:
-            prior = measure(auxiliary, built, encoded, progress=progress)
+            prior = measure(auxiliary, built, encoded, lengths=chosen, progress=progress)
         target = prior_file(prior.weights[0], prior.rule) if output is None else output
         write_prior(prior, target)
     if json:
         print_json({**asdict(prior), "file": str(target)})
     else:
         _print(prior, target)
+
+
+def piece_lengths(text: str) -> tuple[int, ...]:
+    """Numbers of tokens, of which the folds of a training part leave something to learn and to score."""
+    found = whole_numbers("--lengths", text)
+    if min(found) < SHORTEST:
+        raise InputError(f"--lengths {brief(text)} has pieces of {min(found)} tokens; give {SHORTEST} at least")
+    return found
 
 
 def read_texts(paths: list[Path] | None) -> list[str]:

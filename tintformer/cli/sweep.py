@@ -13,7 +13,7 @@ from tintformer.cli.evaluate.eval_run import progress_bar, started, threads_of
 from tintformer.cli.options import BeyondContext, Device, Dtype, Json, Model, Text, TokensOption, check_rate
 from tintformer.cli.rule_setup import finite, open_model
 from tintformer.console import print_json, print_table, say
-from tintformer.errors import InputError, brief
+from tintformer.errors import InputError
 from tintformer.learning.split import TRAIN_FRACTION, Split
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def sweep(
     rates = None if learning_rate is None else _rates(learning_rate)
     optimizers = None if optimizer is None else options.names(optimizer)
     rules = make_rules(
-        rates, options.names(rule), layer_counts(layers), whole_numbers("--steps", steps), {}, optimizers
+        rates, options.names(rule), layer_counts(layers), options.whole_numbers("--steps", steps), {}, optimizers
     )
     split, content = Split(train_fraction=train_fraction, train_tokens=train_tokens), read_text(text, file)
     named = options.named(name, f"sweep-{Path(model).name}-{'text' if file is None else file.stem}")
@@ -97,15 +97,7 @@ def _rates(text: str) -> list[float]:
 
 def layer_counts(text: str) -> list[int | None]:
     """How many of the top blocks learn, with commas between them; None is all of them."""
-    return [None if part == ALL else whole_numbers("--layers", part)[0] for part in options.names(text)]
-
-
-def whole_numbers(option: str, text: str) -> list[int]:
-    """Whole numbers with commas between them."""
-    parts = options.names(text)
-    if not parts or not all(part.isdecimal() and len(part) < 10 for part in parts):
-        raise InputError(f"{option} {brief(text)} must be whole numbers with commas between them, such as 1,2,4")
-    return [int(part) for part in parts]
+    return [None if part == ALL else options.whole_numbers("--layers", part)[0] for part in options.names(text)]
 
 
 def save(result: SweepResult, output: Path, name: str) -> list[Path]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,13 +21,11 @@ from torch import Tensor
 
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.bundled import rates_directory
-from tintformer.console import Progress
 from tintformer.engines.fast import FastEngine
 from tintformer.engines.fast.updates import Updates
-from tintformer.errors import InputError, LoadError, TintError, cause
-from tintformer.execution.batch import Batch, LearningMasks
-from tintformer.learning.rate_search import RatePoint, rate_curve
-from tintformer.learning.rate_trials import FOLDS, Trials, fold, training_part
+from tintformer.errors import LoadError, TintError, cause
+from tintformer.execution.batch import Batch
+from tintformer.learning.rate_trials import training_part
 from tintformer.learning.update_files import base_hash
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.storage.cache_paths import cache_directory
@@ -37,20 +34,8 @@ from tintformer.storage.whole_files import whole_file
 from tintformer.typed_fields import Range, checked
 
 FORMAT = "tintformer-rates-1"
-LENGTHS = (32, 128, 512)
-"""Training tokens of the pieces that are measured; what lies between is interpolated."""
-EVALUATED = 128
-"""Tokens behind a piece that show what was gained."""
-WINDOWS = 3
-"""Pieces of one length that are cut out of one text."""
-FEWEST_PIECES = 6
-"""Pieces of a length without which it is left out: a line has two ends, and a spread needs more."""
-BELOW, ABOVE = 7, 5
-"""Quarters of a decade, below and above the best step of the first pieces, that are measured."""
 WORST = -0.5
 """Gains below it count as this: a rate that ruins a text must not decide the mean of the others."""
-RIDGE = 0.3
-"""Added to the squared losses that a slope is divided by: texts of one kind have nearly one loss, and no slope."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,136 +119,6 @@ def _line(table: LengthTable, loss: float) -> tuple[Tensor, Tensor, Tensor]:
     rows = (table.gain, table.slope, table.spread, table.trial_gain, table.trial_slope)
     gain, slope, spread, trial_gain, trial_slope = (torch.tensor(row, dtype=torch.float64) for row in rows)
     return gain + away * slope, spread, trial_gain + away * trial_slope
-
-
-# Measuring.
-
-
-def measure(
-    auxiliary: Auxiliary,
-    rule: LearningRule,
-    texts: Sequence[Sequence[int]],
-    *,
-    progress: Progress = lambda text, share: None,
-) -> RatePrior:
-    """Learn from pieces of texts at many rates, and see what the tokens behind them gain, and what folds show of it."""
-    pieces = {length: [each for text in texts for each in _pieces(auxiliary, text, length)] for length in LENGTHS}
-    pieces = {length: found for length, found in pieces.items() if len(found) >= FEWEST_PIECES}
-    if not pieces:
-        raise InputError(
-            f"the texts have {sum(map(len, texts))} tokens in all; {FEWEST_PIECES} pieces of "
-            f"{LENGTHS[0] + EVALUATED} are needed, so give more texts or longer ones"
-        )
-    work = sum(length * len(found) for length, found in pieces.items())
-    steps, tables, done = _steps(auxiliary, rule, pieces), list[LengthTable](), 0
-    for length, found in pieces.items():
-        rows: list[_Measured] = []
-        for piece in found:
-            progress(f"{len(found)} pieces of {length} tokens", done / work)
-            rows.append(_measured(auxiliary, rule, piece, steps))
-            done += length
-        tables.append(_table(length, rows))
-    return RatePrior(
-        model=auxiliary.name,
-        weights=(weights_of(auxiliary),),
-        rule=identity(rule),
-        steps=steps,
-        lengths=tuple(tables),
-    )
-
-
-def _pieces(auxiliary: Auxiliary, text: Sequence[int], length: int) -> list[Batch]:
-    """Pieces of a text with so many tokens to learn from, and those behind them to score; they do not overlap."""
-    needed = length + EVALUATED
-    count = min(WINDOWS, len(text) // needed)
-    starts = [round(number * (len(text) - needed) / max(1, count - 1)) for number in range(count)]
-    return [_piece(auxiliary, text[start : start + needed], length) for start in starts]
-
-
-def _piece(auxiliary: Auxiliary, ids: Sequence[int], length: int) -> Batch:
-    position, masks = torch.arange(len(ids))[None], LearningMasks()
-    if auxiliary.max_positions is not None and len(ids) > auxiliary.max_positions:
-        masks["segment_ids"] = position // auxiliary.max_positions
-    return Batch.of(auxiliary, torch.tensor([list(ids)]), train_mask=position < length, **masks)
-
-
-def _steps(auxiliary: Auxiliary, rule: LearningRule, pieces: dict[int, list[Batch]]) -> tuple[float, ...]:
-    """Four a decade around the best step of a few pieces, the same for all lengths."""
-    length = max((length for length in pieces if length <= 256), default=min(pieces))
-    bests: list[float] = []
-    for piece in pieces[length][:: max(1, len(pieces[length]) // 4)]:
-        trials, targets = Trials(auxiliary, rule, [piece], _targets(piece)), float(_targets(piece))
-
-        def attempt(rate: float, trials: Trials = trials) -> RatePoint:
-            losses = trials.losses(rate)
-            return RatePoint(rate=rate, loss=math.inf if losses is None else float(losses.mean()))
-
-        curve = rate_curve(attempt, rule.reduction, int(targets))
-        best = min(curve[1:], key=lambda point: point.loss).rate
-        bests.append(best * (targets if rule.reduction == "sum" else 1))
-    centre = round(4 * math.log10(sorted(bests)[len(bests) // 2]))
-    return tuple(float(f"{10 ** (number / 4):.4g}") for number in range(centre - BELOW, centre + ABOVE + 1))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Measured:
-    loss: float
-    gains: list[float]
-    trial_gains: list[float]
-
-
-def _measured(auxiliary: Auxiliary, rule: LearningRule, piece: Batch, steps: Sequence[float]) -> _Measured:
-    targets = _targets(piece)
-    rates = [rate_of(step, float(targets), rule) for step in steps]
-    whole = Trials(auxiliary, rule, [piece], targets)
-    folds = Trials(auxiliary, rule, [fold(piece, span) for span in FOLDS], targets)
-    return _Measured(
-        loss=untrained_loss(auxiliary, rule, piece), gains=_gains(whole, rates), trial_gains=_gains(folds, rates)
-    )
-
-
-def _gains(trials: Trials, rates: Sequence[float]) -> list[float]:
-    """The mean gain at each of rising rates, in nats per token; what is hopeless is not tried further."""
-    untrained, found = trials.losses(0.0), list[float]()
-    assert untrained is not None
-    for rate in rates:
-        losses = None if found and found[-1] <= WORST else trials.losses(rate)
-        found.append(WORST if losses is None else max(WORST, float((untrained - losses).mean())))
-    return found
-
-
-def _table(length: int, rows: Sequence[_Measured]) -> LengthTable:
-    losses = torch.tensor([row.loss for row in rows], dtype=torch.float64)
-    away = losses - losses.mean()
-
-    def fit(values: list[list[float]]) -> tuple[list[float], list[float], list[float]]:
-        known = torch.tensor(values, dtype=torch.float64)
-        mean = known.mean(0)
-        slope = (away[:, None] * (known - mean)).sum(0) / ((away**2).sum() + RIDGE)
-        spread = ((known - mean - away[:, None] * slope) ** 2).sum(0) / max(1, len(rows) - 2)
-        return _digits(mean), _digits(slope), _digits(spread.sqrt())
-
-    gain, slope, spread = fit([row.gains for row in rows])
-    trial_gain, trial_slope, _ = fit([row.trial_gains for row in rows])
-    return LengthTable(
-        tokens=length,
-        pieces=len(rows),
-        loss=float(f"{float(losses.mean()):.4g}"),
-        losses=tuple(_digits(torch.stack((losses.min(), losses.max())))),
-        gain=tuple(gain),
-        slope=tuple(slope),
-        spread=tuple(spread),
-        trial_gain=tuple(trial_gain),
-        trial_slope=tuple(trial_slope),
-    )
-
-
-def _digits(values: Tensor) -> list[float]:
-    return [float(f"{value:.3g}") for value in values.tolist()]
-
-
-def _targets(batch: Batch) -> Tensor:
-    return batch.train_positions.sum(1).double().cpu()
 
 
 def rate_of(step: float, num_targets: float, rule: LearningRule) -> float:

@@ -45,6 +45,15 @@ def rate_curve(
     return _refine(once, _search(once, default_grid(reduction, num_targets), start=START))
 
 
+def climb(height: Callable[[int], float], *, start: int, count: int) -> int:
+    """Which of `count` numbers is a peak, no lower than both its neighbours: uphill from `start`, one by one."""
+    once, at = cache(height), start
+    # Of equal heights the first counts, so that it goes down a plateau, to smaller rates, and ends.
+    while (best := max((number for number in (at - 1, at, at + 1) if 0 <= number < count), key=once)) != at:
+        at = best
+    return at
+
+
 def default_grid(reduction: str, num_targets: int) -> tuple[float, ...]:
     """Rates from 1e-12 to 1 for a summed loss; a mean over `num_targets` wants them larger by that number.
 

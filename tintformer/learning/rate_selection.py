@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Unpack
 
 import torch
@@ -17,7 +17,7 @@ from tintformer.execution.arrays import Array
 from tintformer.execution.batch import Batch, LearningMasks
 from tintformer.learning.engine_registry import check_options
 from tintformer.learning.rate_prior import WORST, PriorCurve, find_prior, rate_of, untrained_loss
-from tintformer.learning.rate_search import RatePoint, checked_grid, rate_curve
+from tintformer.learning.rate_search import RatePoint, checked_grid, climb, rate_curve
 from tintformer.learning.rate_trials import FOLDS, Trials, fold
 from tintformer.rule.learning_rule import LearningRule, require_rule
 from tintformer.storage.loading import load
@@ -120,15 +120,22 @@ def choose_for(
     prior = find_prior(auxiliary, rule) if size else None
     expected = None if prior is None else prior.at(size, untrained_loss(auxiliary, rule, batch))
     tokens = int(batch.train_mask.sum())
-    if grid is None and expected is not None:
-        grid = [rate_of(step, size, rule) for step in expected.steps.tolist()]
+    rates = [rate_of(step, size, rule) for step in expected.steps.tolist()] if grid is None and expected else grid
     folds = _folds(batch, targets)
     if not folds:
-        return _without_trials(expected, grid, size, rule, tokens)
-    trials = Trials(auxiliary, rule, folds, targets, engine=engine, together=together)
-    evidence = _gather(trials, rule, size, grid, on_point)
-    steps = torch.tensor(evidence.rates, dtype=torch.float64) * (size if rule.reduction == "sum" else 1)
-    return _judged(evidence, None if expected is None else expected.at(steps), tokens)
+        return _without_trials(expected, rates, size, rule, tokens)
+    evidence = _Evidence(
+        trials=Trials(auxiliary, rule, folds, targets, engine=engine, together=together),
+        prior=expected,
+        step_size=size if rule.reduction == "sum" else 1.0,
+        on_point=on_point,
+    )
+    if grid is None and expected is not None and rates is not None:
+        # From what suits other texts uphill: a few trials, where a whole grid would be a dozen.
+        climb(lambda number: evidence.lower_end(rates[number]), start=_safest(expected), count=len(rates))
+    else:
+        rate_curve(evidence.attempt, rule.reduction, max(1, round(size)), grid=rates)
+    return _judged(evidence, tokens)
 
 
 def with_rates(auxiliary: Auxiliary, rule: LearningRule, batch: Batch) -> Batch:
@@ -147,42 +154,70 @@ def _folds(batch: Batch, targets: Tensor) -> list[Batch]:
     return folds if learn and all(bool(each.evaluation_positions.any()) for each in folds) else []
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class _Evidence:
-    """What trials have shown."""
+    """What trials show and the prior says, rate by rate."""
 
-    curve: tuple[RatePoint, ...]
-    gains: Float[Tensor, "rates scored"]
-    """Of every scored token at every rate but 0, in nats."""
+    trials: Trials
+    prior: PriorCurve | None
+    step_size: float
+    """Steps are rates times this."""
+    on_point: Callable[[RatePoint], None] | None
+    losses: dict[float, Tensor | None] = field(default_factory=dict)
+    """Of every scored token at every rate that was tried; None where learning diverged."""
+
+    def __post_init__(self) -> None:
+        if math.isinf(self.attempt(0.0).loss):
+            raise NonFiniteError("the model gives NaN or infinity before anything is learnt; check its weights")
+
+    def attempt(self, rate: float) -> RatePoint:
+        """Try a rate, once."""
+        if rate not in self.losses:
+            self.losses[rate] = self.trials.losses(rate)
+            if self.on_point is not None:
+                self.on_point(self._point(rate))
+        return self._point(rate)
+
+    def _point(self, rate: float) -> RatePoint:
+        losses = self.losses[rate]
+        return RatePoint(rate=rate, loss=math.inf if losses is None else float(losses.mean()))
 
     @property
     def rates(self) -> list[float]:
-        return [point.rate for point in self.curve[1:]]
+        """All that were tried but 0, rising."""
+        return sorted(self.losses)[1:]
 
+    @property
+    def curve(self) -> tuple[RatePoint, ...]:
+        return tuple(self._point(rate) for rate in (0.0, *self.rates))
 
-def _gather(
-    trials: Trials,
-    rule: LearningRule,
-    size: float,
-    grid: Iterable[float] | None,
-    on_point: Callable[[RatePoint], None] | None,
-) -> _Evidence:
-    losses: dict[float, Tensor | None] = {}
+    @property
+    def num_scored(self) -> int:
+        return len(self._untrained)
 
-    def attempt(rate: float) -> RatePoint:
-        found = losses[rate] = trials.losses(rate)
-        point = RatePoint(rate=rate, loss=math.inf if found is None else float(found.mean()))
-        if on_point is not None:
-            on_point(point)
-        return point
+    @property
+    def _untrained(self) -> Float[Tensor, " scored"]:
+        untrained = self.losses[0.0]
+        assert untrained is not None, "checked when it was tried"
+        return untrained
 
-    curve = rate_curve(attempt, rule.reduction, max(1, round(size)), grid=grid)
-    untrained = losses[0.0]
-    if untrained is None:
-        raise NonFiniteError("the model gives NaN or infinity before anything is learnt; check its weights")
-    worst = torch.full_like(untrained, WORST)
-    rows = [worst if (found := losses[point.rate]) is None else untrained - found for point in curve[1:]]
-    return _Evidence(curve=tuple(curve), gains=torch.stack(rows))
+    def expected(self, rates: Sequence[float]) -> PriorCurve | None:
+        """What the prior says of these rates."""
+        steps = torch.tensor(rates, dtype=torch.float64) * self.step_size
+        return None if self.prior is None else self.prior.at(steps)
+
+    def estimate(self, rates: Sequence[float]) -> tuple[Tensor, Tensor]:
+        """What each rate is expected to gain, and the standard deviation of that."""
+        worst = torch.full_like(self._untrained, WORST)
+        found = [self.losses[rate] for rate in rates]
+        gains = torch.stack([worst if each is None else self._untrained - each for each in found])
+        return estimate(gains, self.expected(rates))
+
+    def lower_end(self, rate: float) -> float:
+        """Of the interval of a rate's gain, which is tried if it has not been."""
+        self.attempt(rate)
+        gain, deviation = self.estimate([rate])
+        return float(gain - CERTAINTY * deviation)
 
 
 def estimate(gains: Float[Tensor, "rates scored"], expected: PriorCurve | None) -> tuple[Tensor, Tensor]:
@@ -201,9 +236,10 @@ def estimate(gains: Float[Tensor, "rates scored"], expected: PriorCurve | None) 
     return weight * more * found + (1 - weight) * expected.gain, expected.spread * (1 - weight).sqrt()
 
 
-def _judged(evidence: _Evidence, expected: PriorCurve | None, tokens: int) -> RateChoice:
+def _judged(evidence: _Evidence, tokens: int) -> RateChoice:
     """The rate whose gain is largest at the lower end of its interval; if none is worth it, what the prior says."""
-    gain, deviation = estimate(evidence.gains, expected)
+    rates, curve, scored = evidence.rates, evidence.curve, evidence.num_scored
+    expected, (gain, deviation) = evidence.expected(rates), evidence.estimate(rates)
     low, high = gain - CERTAINTY * deviation, gain + CERTAINTY * deviation
     best, source = int(low.argmax()), "text"
     if float(low[best]) <= WORTH:
@@ -212,11 +248,10 @@ def _judged(evidence: _Evidence, expected: PriorCurve | None, tokens: int) -> Ra
         if best is not None and float(gain[best] - CAUTION * deviation[best]) <= WORTH:
             best = None
         source = "nothing" if best is None else "prior"
-    scored = evidence.gains.shape[1]
     if best is None:
-        return _choice(0.0, tokens, source, has_prior=expected is not None, curve=evidence.curve, scored=scored)
+        return _choice(0.0, tokens, source, has_prior=expected is not None, curve=curve, scored=scored)
     within = float(gain[best]), float(low[best]), float(high[best])
-    return _choice(evidence.rates[best], tokens, source, curve=evidence.curve, scored=scored, within=within)
+    return _choice(rates[best], tokens, source, curve=curve, scored=scored, within=within)
 
 
 def _without_trials(
@@ -236,9 +271,16 @@ def _without_trials(
 
 def _of_prior(expected: PriorCurve) -> int | None:
     """The step that other texts gain most by, with some caution; None if that is not worth it."""
-    safe = expected.gain - CAUTION * expected.spread
-    best = int(safe.argmax())
-    return best if float(safe[best]) > WORTH else None
+    best = _safest(expected)
+    return best if float(_safe(expected)[best]) > WORTH else None
+
+
+def _safest(expected: PriorCurve) -> int:
+    return int(_safe(expected).argmax())
+
+
+def _safe(expected: PriorCurve) -> Tensor:
+    return expected.gain - CAUTION * expected.spread
 
 
 def _choice(

@@ -32,6 +32,11 @@ FOLDS = tuple(Span(Fraction(part, 4), Fraction(part + 1, 4)) for part in (1, 2, 
 """Each quarter of a training part but the first is scored once, by what was learnt from all before it."""
 
 
+FORMED = 2 * 1024**3
+"""Bytes that updates may take where they are formed once for all rates; a pass takes as much again. Larger models form
+them anew for every rate, one matrix at a time."""
+
+
 class Trials:
     """Sequences with a part to learn from and a part to score, at one rate after the other.
 
@@ -95,7 +100,9 @@ class Trials:
             return [self._adapted(number, float(each[0])) for number, each in enumerate(self.stretches)]
         engine = FastEngine(self.auxiliary, self.rule)
         pairs = zip(self.folds, self.stretches, strict=True)
-        return [engine.learn(replace(fold, rates=each)) for fold, each in pairs]
+        return [
+            engine.learn(replace(fold, rates=each)).to_rescale(fold.input_ids.shape[1], FORMED) for fold, each in pairs
+        ]
 
     def _adapted(self, number: int, rate: float) -> Updates:
         return FastEngine(self.auxiliary, replace(self.rule, learning_rate=rate)).adapt(self.folds[number])

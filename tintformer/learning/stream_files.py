@@ -21,7 +21,8 @@ from torch import Tensor
 
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.ops import Weight
-from tintformer.engines.fast.updates import Factors, MatrixUpdate, RunningMatrix, Updates
+from tintformer.engines.fast.running_matrix import RunningMatrix
+from tintformer.engines.fast.updates import Factors, MatrixUpdate, Updates
 from tintformer.errors import LoadError, TintError
 from tintformer.execution.continuation import KeyValueCache
 from tintformer.learning.update_files import base_hash, read_object, read_rule, weight_keys

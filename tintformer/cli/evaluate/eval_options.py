@@ -79,11 +79,16 @@ def rates(text: str) -> tuple[float, ...] | None:
 
 
 def seeds(text: str) -> tuple[int, ...]:
+    """What `--seeds` names."""
+    return whole_numbers("--seeds", text)
+
+
+def whole_numbers(option: str, text: str) -> tuple[int, ...]:
     """Whole numbers with commas between them."""
-    found = numbers("--seeds", text)
-    if not all(number.is_integer() for number in found):
-        raise InputError(f"--seeds {brief(text)} must be whole numbers with commas between them, such as 0,1,2")
-    return tuple(map(int, found))
+    parts = names(text)
+    if not parts or not all(part.isdecimal() and len(part) < 20 for part in parts):
+        raise InputError(f"{option} {brief(text)} must be whole numbers with commas between them, such as 1,2,4")
+    return tuple(map(int, parts))
 
 
 def numbers(option: str, text: str) -> tuple[float, ...]:

@@ -15,8 +15,9 @@ from torch import Tensor
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.ops import Linear, Weight
 from tintformer.engines.fast.fast_executor import FastExecutor
+from tintformer.engines.fast.running_matrix import RunningMatrix
 from tintformer.engines.fast.update_costs import stream_prefers_dual
-from tintformer.engines.fast.updates import MatrixUpdate, RunningMatrix, Updates
+from tintformer.engines.fast.updates import MatrixUpdate, Updates
 from tintformer.execution.batch import Batch
 from tintformer.execution.continuation import KeyValueCache
 from tintformer.rule.learning_rule import LearningRule

@@ -57,6 +57,14 @@ def stream_prefers_dual(inputs: int, outputs: int, *, chunk: int, tokens: int) -
     return dual <= carried
 
 
+def rescaling_prefers_dual(inputs: int, outputs: int, *, rank: int, tokens: int) -> bool:
+    """Whether an update is cheaper left as factors in each of many passes over `tokens`, at one rate after the other.
+
+    Formed once, it is written and read in every pass, and added to the weight.
+    """
+    return float(tokens) * rank * (inputs + outputs) <= TRAFFIC * inputs * outputs
+
+
 def smaller_as_factors(inputs: int, outputs: int, rank: int) -> bool:
     """Whether factors of this rank take less memory than the matrix."""
     return rank * (inputs + outputs) < inputs * outputs

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tintformer.auxiliary.description import compute_dtype
 from tintformer.auxiliary.ops import Weight
-from tintformer.engines.fast.update_costs import smaller_as_factors
+from tintformer.engines.fast.update_costs import rescaling_prefers_dual, smaller_as_factors
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.rule.optimiser import Moments, Scalar, StepSize, muon_factor, polar_core
 
@@ -150,6 +150,20 @@ class Updates:
         result.vectors = dict(self.vectors)
         return result
 
+    def to_rescale(self, tokens: int, budget: int) -> Updates:
+        """The same updates for many passes over so many tokens, at one rate after the other: each is formed once where
+        that costs a pass less, as long as all that are formed stay below `budget` bytes."""
+        result, room = Updates(), budget
+        result.vectors = dict(self.vectors)
+        for weight, update in self.matrices.items():
+            outputs, inputs = weight.read().shape
+            rank = sum(part.x.shape[1] for part in update.factors)
+            size = max((len(part.x) for part in update.factors), default=0) * widened(weight.read()).nbytes
+            if rank and size <= room and not rescaling_prefers_dual(inputs, outputs, rank=rank, tokens=tokens):
+                update, room = update.formed_once(), room - size
+            result.matrices[weight] = update
+        return result
+
     @property
     def num_bytes(self) -> int:
         """Memory of all updates."""
@@ -259,9 +273,11 @@ class MatrixUpdate:
 
     def summed(self) -> MatrixUpdate:
         """Summed up, unless it stays as factors."""
-        return (
-            self if self.dual else MatrixUpdate(dual=False, keep=self.keep, dense=self.full(), own_bias=self.own_bias)
-        )
+        return self if self.dual else self.formed_once()
+
+    def formed_once(self) -> MatrixUpdate:
+        """Summed up, whatever its form was; the update of the bias is then read, which no factors imply."""
+        return MatrixUpdate(dual=False, keep=self.keep, dense=self.full(), own_bias=True)
 
     def tensors(self) -> list[Tensor]:
         """All that it holds of what was learnt."""
@@ -321,78 +337,6 @@ class MatrixUpdate:
         parts = [part.reordered(torch.tensor([row])) for part in self.factors]
         dense = None if self.dense is None else self.dense[row : row + 1]
         return MatrixUpdate(dual=self.dual, factors=parts, dense=dense).full()[0]
-
-
-@dataclass
-class RunningMatrix(MatrixUpdate):
-    """The updated matrix itself, one a sequence, to which every step is added in place: for streams without end."""
-
-    dual: bool = False
-    keep: bool = True
-    weight: Weight = field(kw_only=True)
-
-    @classmethod
-    def of(cls, weight: Weight, update: MatrixUpdate, num_rows: int, *, momentum: bool) -> RunningMatrix:
-        """From what has been learnt so far, and with `momentum` from how fast."""
-        formed = update.matrix(weight.read()).expand(num_rows, -1, -1).clone()
-        moments = update.formed_moments(momentum)
-        return cls(weight=weight, formed=formed, moments=moments, own_bias=True)
-
-    def step(self, x: Tensor, g: Tensor, rule: LearningRule, by: StepSize, rms: Tensor | None = None) -> None:
-        assert self.formed is not None
-        base = self.weight.read()
-        if rule.needs_matrices or (rule.momentum and (by.active is not None or isinstance(by.rate, Tensor))):
-            self.moments = self.moments or Moments()
-            total = torch.bmm(widened(g).mT, widened(x))
-            self.formed = base + self.moments.move(self.formed - base, total, rule, by, rms)
-            return
-        # In place: a copy of every matrix for every sequence is what a stream holds, and it holds one.
-        gradient = Factors(x, g, 0.0, 0.0)
-        if rule.momentum:
-            self._accelerate(gradient, by)
-        else:
-            gradient = orthogonalised(gradient) if rule.optimizer == "muon" else gradient
-            gradient.stepped(replace(by, decay=0.0), own=1.0).add_into(self.formed)
-        if by.decay:
-            share = torch.tensor(by.decay, dtype=self.formed.dtype, device=self.formed.device)
-            # A row that makes no step keeps what it has learnt.
-            share = share if by.active is None else share * by.active.to(share.device)
-            self.formed.lerp_(widened(base).expand_as(self.formed), share)
-
-    def _accelerate(self, gradient: Factors, by: StepSize) -> None:
-        """A step with momentum, all rows at one rate: the velocity is moved where it stands, and then the matrix."""
-        assert self.formed is not None and not isinstance(by.rate, Tensor)
-        self.moments = self.moments or Moments()
-        inputs, gradients = widened(gradient.x), widened(gradient.g).mT
-        if self.moments.velocity is None:
-            self.moments.velocity = torch.bmm(gradients, inputs)
-        else:
-            self.moments.velocity.baddbmm_(gradients, inputs, beta=by.momentum)
-        if by.nesterov:
-            self.formed.baddbmm_(gradients, inputs, alpha=-by.rate)
-        along = by.rate * by.momentum if by.nesterov else by.rate
-        self.formed.add_(self.moments.velocity, alpha=-along)
-
-    def full(self) -> Float[Tensor, "R O I"]:
-        assert self.formed is not None
-        return self.formed - self.weight.read()
-
-    def settled(self, weight: Float[Tensor, "O I"]) -> MatrixUpdate:
-        return self
-
-    def reordered(self, rows: Tensor) -> MatrixUpdate:
-        assert self.formed is not None
-        return RunningMatrix(weight=self.weight, formed=self.formed.index_select(0, rows.to(self.formed.device)))
-
-    def forget(self, rows: Bool[Tensor, " R"]) -> None:
-        assert self.formed is not None
-        self.formed[rows.to(self.formed.device)] = widened(self.weight.read())
-        if self.moments is not None:
-            self.moments.forget(rows)
-
-    def row(self, row: int) -> Float[Tensor, "O I"]:
-        assert self.formed is not None
-        return self.formed[row] - self.weight.read()
 
 
 def orthogonalised(gradient: Factors) -> Factors:
