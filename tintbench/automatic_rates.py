@@ -171,11 +171,11 @@ def measure(piece: Callable[[], Piece], path: Path, parts: Sequence[str], about:
 
 
 def study(
-    name: str, kinds: dict[str, list[str]], options: argparse.Namespace, console: Console
+    name: str, num_texts: int, kinds: dict[str, list[str]], options: argparse.Namespace, console: Console
 ) -> list[dict[str, Any]]:
     """All texts of one model, the kinds and lengths in turn, so that a part of the work is a sample of all of it."""
     tokenizer, auxiliary = find_tokenizer(name), tint.load(name)
-    each = -(-options.texts // (len(kinds) * len(options.lengths)))
+    each = -(-num_texts // (len(kinds) * len(options.lengths)))
     jobs = [(number, length, kind) for number in range(each) for length in options.lengths for kind in kinds]
     found: list[dict[str, Any]] = []
     for number, length, kind in track(jobs, description=f"  {name}", console=console, transient=True):
@@ -239,7 +239,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("kinds", nargs="+", metavar="KIND=PATH", help="a kind of text and a file or directory of it, unread by a model")
-    add("--model", action="append", help="directory, hub id or bundled name; repeat for several (the bundled models)")
+    add("--model", action="append", help="directory, hub id or name; repeat for several; =N for N texts (the bundled)")
     add("--texts", type=int, default=200, help="pieces of text for each model (%(default)s)")
     add("--lengths", type=int, nargs="+", default=[32, 64, 256, 512, 1024], help="trained tokens (%(default)s)")
     add("--evaluated", type=int, default=256, help="tokens that are scored (%(default)s)")
@@ -261,6 +261,18 @@ def _kinds(given: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
+def _models(given: Sequence[str], num_texts: int) -> dict[str, int]:
+    """How many texts each model learns from: NAME, or NAME=TEXTS."""
+    found: dict[str, int] = {}
+    for each in given:
+        name, _, count = each.rpartition("=")
+        if name and count.isdecimal():
+            found[name] = int(count)
+        else:
+            found[each] = num_texts
+    return found
+
+
 def _command(options: argparse.Namespace) -> str:
     """As it was given, of the texts' paths the last part alone."""
     words = [f"{kind}={Path(path).name}" for kind, _, path in (each.partition("=") for each in options.kinds)]
@@ -277,11 +289,11 @@ def _command(options: argparse.Namespace) -> str:
 def main() -> None:
     """Measure what is missing, then write and print the results."""
     options, console = parse(), Console(stderr=True)
-    names, kinds = options.model or list(BUNDLED), _kinds(options.kinds)
-    texts = [each for name in names for each in study(name, kinds, options, console)]
+    models, kinds = _models(options.model or BUNDLED, options.texts), _kinds(options.kinds)
+    texts = [each for name, count in models.items() for each in study(name, count, kinds, options, console)]
     if "auto" not in options.parts:
         return
-    contexts = ", ".join(f"{name}: {tint.load(name).max_positions}" for name in names)
+    contexts = ", ".join(f"{name}: {tint.load(name).max_positions}" for name in models)
     record: dict[str, Any] = {
         "num_kinds": len(kinds),
         "kinds": ", ".join(kinds),
@@ -292,12 +304,12 @@ def main() -> None:
         "contexts": contexts,
         **versions(),
         "command": _command(options),
-        "models": names,
+        "models": list(models),
         "texts": texts,
     }
     save_json(record, options.output / "automatic-rates.json")
     save_markdown(markdown(record), options.output / "automatic-rates.md")
-    for name in names:
+    for name in models:
         for rows in tables([each for each in texts if each["model"] == name]).values():
             print_table(rows, title=name)
 

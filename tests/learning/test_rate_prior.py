@@ -150,6 +150,13 @@ def test_the_bundled_models_have_one(name: str, dtype: torch.dtype) -> None:
     assert found is not None and len(found.lengths) >= 2
 
 
+@pytest.mark.slow
+@pytest.mark.real
+def test_the_model_that_can_be_fetched_has_one(smollm2: Path) -> None:
+    found = find_prior(tint.load(smollm2), RULE)
+    assert found is not None and found.model == "smollm2-135m"
+
+
 def test_what_ships_can_be_read() -> None:
     assert all(read_prior(file).lengths for file in rates_directory().glob("*.json"))
     assert len(rate_texts()) >= 10 and all(len(text) > 1000 for text in rate_texts())

@@ -22,7 +22,7 @@ def test_it_measures_keeps_and_goes_on(
     save_model(tmp_path / "model")
     Path("prose.txt").write_text((TEXT + "\n") * 3)
     Path("rows.jsonl").write_text("".join(json.dumps({"text": TEXT, "label": 0}) + "\n" for _ in range(3)))
-    words = ["prose=prose.txt", "rows=rows.jsonl", "--model", "model", "--texts", "4", "--lengths", "16", "40"]
+    words = ["prose=prose.txt", "rows=rows.jsonl", "--model", "model=4", "--lengths", "16", "40"]
     words += ["--evaluated", "24", "--records", "records", "--output", "out"]
     monkeypatch.setattr(sys, "argv", ["automatic_rates", *words])
     automatic_rates.main()
