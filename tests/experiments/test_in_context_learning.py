@@ -344,7 +344,7 @@ def test_a_quick_run_is_the_beginning_of_a_whole_one(tmp_path: Path) -> None:
         (["--settings", "all"], "must be layers/steps"),
         (["--settings", "9/1", "--tests", "4"], "layers=9 but the model has 6 blocks"),
         (["--tests", "4000"], "n=4000 over 2 labels"),
-        (["--seeds", "a"], "--seeds 'a' must be numbers"),
+        (["--seeds", "a"], "--seeds 'a' must be whole numbers"),
         (["--normalise", "words"], "--normalise 'words' is unknown"),
         (["--variant", "rude"], "has no variant 'rude'"),
         (["--name", "../out", "--tests", "4"], "--name '../out' is no name of a file"),
