@@ -9,6 +9,9 @@ SMOLLM2 := .models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf
 
 # Waiting threads sleep instead of spinning (tintformer/threads.py); this is for what is run without `tint`.
 export OMP_WAIT_POLICY ?= passive
+# pip compiles nothing (above), so Python must keep what it compiles: where the environment forbids it, every process of
+# the tests would compile torch and transformers anew, for more than ten seconds.
+export PYTHONDONTWRITEBYTECODE :=
 # Spares pyright a look at the registry for a newer version of itself.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # The theme would speak of its successor in every build.

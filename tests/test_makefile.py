@@ -46,3 +46,11 @@ def test_what_is_installed_is_used(clone: Path) -> None:
     (clone / ".venv" / ".light").unlink()
     (clone / ".venv" / ".installed").touch()
     assert would_run(clone, "demo") == ".venv/bin/tint demo\n"
+
+
+def test_python_keeps_what_it_compiles(clone: Path) -> None:
+    """Also where the environment says that it should not: pip has compiled nothing."""
+    words = ["make", "--eval", 'show: ; @echo "[$$PYTHONDONTWRITEBYTECODE]"', "show"]
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(words, cwd=clone, capture_output=True, text=True, timeout=PATIENCE, env=environment)
+    assert done.stdout == "[]\n", done.stderr
