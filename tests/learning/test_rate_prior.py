@@ -56,7 +56,7 @@ def test_it_knows_which_steps_help_at_which_length(prior: RatePrior) -> None:
 
 
 def test_what_was_measured_is_not_measured_again(
-    auxiliary: Any, prior: RatePrior, monkeypatch: pytest.MonkeyPatch
+    auxiliary: Any, prior: RatePrior, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A measurement that is ended after some pieces goes on with the others, and finds the same."""
     monkeypatch.setattr(rate_measurement, "EVALUATED", 32)
@@ -78,6 +78,10 @@ def test_what_was_measured_is_not_measured_again(
     assert len(calls) == 2 + 2 * num_pieces, "two a piece, and those of the one that was not completed"
     monkeypatch.setattr(rate_measurement, "_gains", None)
     assert measure(auxiliary, RULE, texts, lengths=[32, 32]) == prior
+    for file in (cache / "rates" / "pieces").iterdir():
+        file.write_text(file.read_text().replace("trial_gains", "other"))
+    with pytest.raises(tint.LoadError, match=r"cannot read what was measured in .*; remove that directory"):
+        measure(auxiliary, RULE, texts)
 
 
 def test_it_is_found_under_the_weights_and_the_rule(auxiliary: Any, prior: RatePrior) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.console import Progress
-from tintformer.errors import InputError, TintError, cause
+from tintformer.errors import InputError, LoadError, TintError, cause
 from tintformer.execution.batch import Batch, LearningMasks
 from tintformer.learning.rate_prior import WORST, LengthTable, RatePrior, identity, rate_of, untrained_loss, weights_of
 from tintformer.learning.rate_search import RatePoint, rate_curve
@@ -161,7 +161,12 @@ def _measured(known: _Kept, ids: Sequence[int], length: int, steps: Sequence[flo
         )
         return asdict(found)
 
-    return _Measured(**known.once("gains", ids, length, steps, find))
+    found = known.once("gains", ids, length, steps, find)
+    try:
+        return _Measured(**found)
+    except TypeError as error:
+        place = cache_directory() / "rates" / "pieces"
+        raise LoadError(f"cannot read what was measured in {place}: {cause(error)}; remove that directory") from error
 
 
 def _gains(trials: Trials, rates: Sequence[float]) -> list[float]:
