@@ -15,14 +15,19 @@ from places import ROOT
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make; install it")
 
 
-def would_run(place: Path, target: str) -> str:
-    """What make would run in a clone, without running it."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+def make(place: Path, *words: str, **environment: str) -> str:
+    """What make prints in a clone, as if it were started by hand: these tests may run below another make."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     done = subprocess.run(
-        ["make", "-n", target], cwd=place, capture_output=True, text=True, timeout=PATIENCE, env=environment
+        ["make", *words], cwd=place, capture_output=True, text=True, timeout=PATIENCE, env=inherited | environment
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def would_run(place: Path, target: str) -> str:
+    """What make would run in a clone, without running it."""
+    return make(place, "-n", target)
 
 
 @pytest.fixture
@@ -50,7 +55,5 @@ def test_what_is_installed_is_used(clone: Path) -> None:
 
 def test_python_keeps_what_it_compiles(clone: Path) -> None:
     """Also where the environment says that it should not: pip has compiled nothing."""
-    words = ["make", "--eval", 'show: ; @echo "[$$PYTHONDONTWRITEBYTECODE]"', "show"]
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(words, cwd=clone, capture_output=True, text=True, timeout=PATIENCE, env=environment)
-    assert done.stdout == "[]\n", done.stderr
+    shown = make(clone, "--eval", 'show: ; @echo "[$$PYTHONDONTWRITEBYTECODE]"', "show", PYTHONDONTWRITEBYTECODE="1")
+    assert shown == "[]\n"
