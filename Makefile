@@ -27,15 +27,16 @@ help: ## list the targets
 demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(LIGHT)) ## train a small model inside one forward pass and show what changed
 	$(BIN)/tint demo
 
-# One thread a process: two test processes share the cores.
+# One thread a process: two test processes share the cores, each with files of its own as long as it has any, so that
+# what the tests of a file share is made once.
 test sweep portable oldest newest: export OMP_NUM_THREADS := 1
 
 test: $(INSTALLED) ## run the tests (without the sweep)
 	-@$(MAKE) --no-print-directory models # what cannot be had is skipped by the tests, with a reason
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 sweep: $(INSTALLED) ## run the exhaustive sweep over families, rules and shapes
-	$(BIN)/pytest -n 2 -m sweep
+	$(BIN)/pytest -n 2 --dist worksteal -m sweep
 
 # What rounds differently on other processors: sums in another order (MKL and ATen as they are elsewhere), and weights
 # that lie elsewhere in memory (tests/misaligned.py).

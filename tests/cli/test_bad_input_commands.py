@@ -169,7 +169,6 @@ def refuse_twice(refuse: Callable[..., None], here: Path) -> Callable[..., None]
             refuse(command, *words, message=message)
             return
         before = contents(here)
-        refuse(command, *words, "-o", here / "OUT", message=message)
         refuse(command, *words, "-o", here / "OUT" / "below", message=message)
         assert contents(here) == before
         (here / "OUT").mkdir()
@@ -334,7 +333,6 @@ def call(*words: Any, **options: Any) -> subprocess.CompletedProcess[str]:
 
 @table(
     {
-        "run": (["run", "nano-gpt2", "--file", "EMPTY"], "EMPTY is empty; give"),
         "run after loading": (["run", "nano-gpt2", "--file", "LONG"], "was built for 512 .*; shorten it"),
         "report": (["report", "nano-gpt2", "--file", "ZERO", "-o", "OUT"], "is a binary file .*; give"),
         "demo": (["demo", "-o", "EMPTY/below"], "EMPTY is no directory; choose"),

@@ -83,7 +83,13 @@ def test_a_run_is_kept_and_shown(experiment: DocumentStreams, tmp_path: Path) ->
     rows = {row["method"]: row for row in overview.rows}
     assert rows["the model as it is"]["passes"] == "1.00" and 1 < float(rows["SGD, top quarter"]["passes"]) < 3
     assert float(rows["SGD, top quarter"]["passes"]) < float(rows["SGD"]["passes"])
-    assert "on another document" in overview.note and list(positions.rows[0])[1:] == ["0 to 16", "16 to 32", "32 to 48"]
+    assert "on another document" in overview.note and overview.note.startswith(opened.texts.name)
+    # The same by runs of their own, whose rates differ.
+    plain_and_sgd = replace(experiment, methods=("auxiliary", "sgd"), rates=(sgd.rate,))
+    others = replace(experiment, methods=("auxiliary", "rms", "top-quarter"))
+    parts = [(others, [plain, *results[2:]]), (plain_and_sgd, results[:2])]
+    assert [table.rows for table in stream_tables(parts)] == [overview.rows, positions.rows]
+    assert list(positions.rows[0])[1:] == ["0 to 16", "16 to 32", "32 to 48"]
 
 
 def test_documents_together_are_documents_alone(experiment: DocumentStreams) -> None:

@@ -285,10 +285,12 @@ def test_without_peft(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(caught.value) == "method lora needs the package peft; install it (pip install 'tintformer[eval]')"
 
 
-def test_the_knobs_need_no_torch() -> None:
-    """The command line names the methods before it computes anything."""
+def test_methods_and_their_knobs_need_no_torch() -> None:
+    """The command line lists them before it computes anything."""
     code = (
-        "import sys; from tintformer.experiments.lora import Lora; Lora(learning_rate=1); print('torch' in sys.modules)"
+        "import sys; from tintformer.experiments.in_context_regression import InContextRegression\n"
+        "from tintformer.experiments.stream_methods import STREAM_METHODS\n"
+        "STREAM_METHODS['lora'].preset(learning_rate=1); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert done.stdout.strip() == "False"

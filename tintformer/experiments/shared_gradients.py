@@ -10,7 +10,6 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.trainable import trainable_weights
 
 if TYPE_CHECKING:
     from tintformer.auxiliary.description import Auxiliary
@@ -45,6 +44,7 @@ class SharedGradients:
         """Every sequence learns from its own training part, and is predicted afterwards."""
         from tintformer.engines.fast import FastEngine
         from tintformer.execution.output import TintOutput, positions_of
+        from tintformer.rule.trainable import trainable_weights
 
         learnt = self._learnt(auxiliary, _whole(rule), batch)
         updates = learnt.of(set(trainable_weights(rule, auxiliary))).scaled(rule.rate)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tintformer.analysis.foreign_markup import to_label
@@ -60,7 +61,22 @@ def paired(plain: StreamResult, result: StreamResult) -> list[ChunkSums] | None:
 
 def stream_tables(done: StreamResults) -> list[ResultTable]:
     """Perplexity, gain and cost of every method, then the gain by position."""
+    done = _joined(done)
     return [_overview(done), _positions(done)]
+
+
+def _joined(done: StreamResults) -> StreamResults:
+    """Runs that differ in methods and rates alone are one: all of their methods beside the one model as it is."""
+    groups: dict[DocumentStreams, tuple[DocumentStreams, list[StreamResult]]] = {}
+    for experiment, results in done:
+        same = replace(experiment, methods=("auxiliary",), rates=None, statistics=None)
+        _, found = groups.setdefault(same, (experiment, []))
+        found += [result for result in results if result not in found]
+    order = list(STREAM_METHODS)
+    return [
+        (experiment, sorted(found, key=lambda result: order.index(result.method)))
+        for experiment, found in groups.values()
+    ]
 
 
 def _overview(done: StreamResults) -> ResultTable:
@@ -119,12 +135,13 @@ def _corpus(done: StreamResults) -> str:
         how = opened.settings
         first = "" if opened.first is None else ", each begun by the tokenizer's own first token"
         said = (
-            f"{len(opened.scored)} documents cut at {experiment.length} tokens (seed {experiment.seed}){first}, in "
+            f"{opened.texts.name}, {len(opened.scored)} documents cut at {experiment.length} tokens "
+            f"(seed {experiment.seed}){first}, in "
             f"chunks of {how.chunk}, windows of {how.window}, carry {how.carry}"
         )
         found.setdefault(said, []).append(short_name(experiment.model))
     said = "; ".join(said if len(found) == 1 else f"{', '.join(models)}: {said}" for said, models in found.items())
-    return f"{open_streams(done[0][0]).texts.name}, {said}."
+    return f"{said}."
 
 
 def _how_rates_were_chosen(experiment: DocumentStreams) -> str:
@@ -172,6 +189,7 @@ def _merged(document: ChunkSums, count: int) -> ChunkSums:
 
 def stream_figures(done: StreamResults) -> dict[str, bytes]:
     """PNGs by name."""
+    done = _joined(done)
     shown = [(experiment, gained) for experiment, results in done if (gained := _gained(results))]
     curves = [
         (short_name(experiment.model), result.method, result.curve)
