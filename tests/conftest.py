@@ -55,9 +55,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         import jaxtyping
 
         # Checking makes a test take four times as long, and who calls a function hardly changes what it is given: every
-        # eighth test of what computes does it, chosen by its name, and the whole sweep.
+        # sixteenth test of what computes does it, chosen by its name, and the whole sweep.
         computes = item.path.parent.name in ("rule", "execution", "engines", "simulator", "network", "learning")
-        drawn = computes and zlib.crc32(item.nodeid.encode()) % 8 == 0
+        drawn = computes and zlib.crc32(item.nodeid.encode()) % 16 == 0
         checked = drawn or item.get_closest_marker("sweep")
         jaxtyping.config.update("jaxtyping_disable", not checked)
     if "transformers" in sys.modules:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from cases import make_model
+from tiny import save_model
 
 from tintformer.cli import main
 
@@ -58,9 +59,10 @@ def test_the_fast_pass_is_exported_and_its_operators_are_listed(run: Run, model:
 
 
 def test_a_text_is_written_beside_the_graph(run: Run, tmp_path: Path) -> None:
+    model = str(save_model(tmp_path / "model"))
     text = "A small fox ran home. A small fox ran home."
     options = ("--learning-rate", "1e-3", "--tokens", "24", "--engine", "fast", "-o", str(tmp_path / "model.onnx"))
-    code, _, errors = run("nano-gpt2", text, *options, "--train-tokens", "5")
+    code, _, errors = run(model, text, *options, "--train-tokens", "5")
     assert code == 0, errors
     content = json.loads((tmp_path / "model.json").read_text())
     attended = sum(content["attention_mask"][0])

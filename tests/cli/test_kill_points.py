@@ -17,8 +17,7 @@ from writers import READERS, WRITERS
 
 SHORT = [
     *(f"reads: {name}" for name in READERS),
-    *("adapt", "build", "report", "eval lm", "fetch", "fetch: rows", "load: GGUF", "Simulator.save_pretrained"),
-    "RecordStore.save",
+    *("adapt", "report", "eval lm", "fetch", "load: GGUF", "RecordStore.save"),
 ]
 """What is struck in every run of the tests; the sweep does all."""
 
@@ -44,7 +43,7 @@ def strike(folder: Path, *words: str) -> None:
 
 @linux
 def test_old_or_new_stands_after_a_sample_of_faults(tmp_path: Path) -> None:
-    strike(tmp_path, "3", *SHORT)
+    strike(tmp_path, "2", *SHORT)
 
 
 @linux

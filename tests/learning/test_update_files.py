@@ -90,8 +90,8 @@ def test_flipped_bits(path: Path) -> None:
     whole, expected = path.read_bytes(), loaded(path)
     randomly = random.Random(0)
     header = 8 + int.from_bytes(whole[:8], "little")
-    places = [*range(8), *(randomly.randrange(header) for _ in range(120))]
-    places += [randomly.randrange(len(whole)) for _ in range(180)]
+    places = [*range(8), *(randomly.randrange(header) for _ in range(40))]
+    places += [randomly.randrange(len(whole)) for _ in range(60)]
     found = 0
     for place in places:
         content = bytearray(whole)
@@ -102,7 +102,7 @@ def test_flipped_bits(path: Path) -> None:
         except tint.LoadError as error:
             found += 1
             assert "\n" not in str(error), place
-    assert found > 250
+    assert found > 0.8 * len(places)
 
 
 def test_other_bytes_and_lengths(path: Path) -> None:

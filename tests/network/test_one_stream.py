@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import DESCENTS, assert_same, call, make_batch, make_model, make_rule
+from cases import DESCENTS, assert_same, call, covering, make_batch, make_model, make_rule
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -116,10 +116,9 @@ def watched(network: tint.Network) -> Iterator[Reach]:
             hook.remove()
 
 
-@pytest.mark.parametrize(("name", "rule"), CASES)
-@pytest.mark.parametrize("dense", [False, True], ids=["structured", "dense"])
-def test_a_layer_reads_the_stream_and_its_own_constants(name: str, rule: str, dense: bool) -> None:
-    network, batch, flags = make(name, rule, dense=dense)
+@pytest.mark.parametrize(("case", "form"), covering(CASES, ["structured", "dense"]))
+def test_a_layer_reads_the_stream_and_its_own_constants(case: tuple[str, str], form: str) -> None:
+    network, batch, flags = make(*case, dense=form == "dense")
     with torch.no_grad(), watched(network) as reach:
         network(batch.input_ids, flags)
     assert reach.operations > len(network.layers) and reach.foreign == []
