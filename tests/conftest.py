@@ -86,7 +86,11 @@ def stories_text() -> str:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    return _need(ROOT / ".models" / "smollm2-135m", "run `make models`")
+    model = _need(ROOT / ".models" / "smollm2-135m", "run `make models`")
+    unpacked = model.with_name("unpacked")
+    if unpacked.exists():  # by the fetch; to do it again takes half a minute
+        shutil.copytree(unpacked, Path(CACHE) / "unpacked", dirs_exist_ok=True)
+    return model
 
 
 @pytest.fixture(scope="session")

@@ -38,7 +38,7 @@ COMMANDS = {
     "stream": ("stream", *MODEL, "--learning-rate", "1e-4", "--chunk", "32"),
     "statistics": ("statistics", *MODEL, "--chunk", "32", "-o", "model.statistics"),
     "sweep": ("sweep", *MODEL),
-    "rates": ("rates", "nano-llama", "-o", "rates.json"),
+    "rates": ("rates", "nano-llama", "text.txt", "text.txt", "--lengths", "32", "-o", "rates.json"),
     "audit": ("audit", *MODEL, "--chunk", "32"),
     "compare": ("compare", "nano-llama", "sst2", "--data", "tasks/sst2", "--quick"),
     "probe": ("probe", "nano-llama", "--quick"),

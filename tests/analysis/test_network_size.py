@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import DESCENTS, FIRST, make_config, make_model, make_rule, some
+from cases import DESCENTS, FIRST, covering, make_config, make_model, make_rule, some
 
 import tintformer as tint
 from tintformer.analysis.network_entries import entries, kept
@@ -117,7 +117,7 @@ def test_a_loop_stores_its_layers_once() -> None:
     assert looped.total("structured") == one.total("structured") + 13**2
 
 
-@pytest.mark.parametrize(("name", "rule"), [*itertools.product(["gpt2", "llama", "qwen3"], ["default", "full"])])
+@pytest.mark.parametrize(("name", "rule"), covering(["gpt2", "llama", "qwen3"], ["default", "full"]))
 def test_depth_grows_by_the_layers_of_a_step(name: str, rule: str) -> None:
     auxiliary = meta_auxiliary(make_config(name), name)
     sizes = [count_network(auxiliary, rule=make_rule(rule, steps=steps), max_tokens=8) for steps in (1, 2, 3, 4)]

@@ -18,7 +18,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
 from all_commands import all_commands
-from cases import some
+from cases import covering, some
 from praise import save_task
 from tiny import TEXT, save_model
 
@@ -168,10 +168,13 @@ def test_values_that_nobody_means(attack: Attack, command: str) -> None:
             attack.check(*command.split(), *base[:at], flag, value, *base[at + 2 :])
 
 
-@pytest.mark.parametrize("command", [command for command, base in BASES.items() if base and base[0][0] != "-"])
-@pytest.mark.parametrize("value", [*TEXTS, "~nobody-here/x", ","], ids=["odd", "empty", "user", "comma"])
-def test_arguments_that_nobody_means(attack: Attack, command: str, value: str) -> None:
-    base = BASES[command] or []
+ODD = {"odd": TEXTS[0], "empty": TEXTS[1], "user": "~nobody-here/x", "comma": ","}
+WITH_ARGUMENTS = [command for command, base in BASES.items() if base and base[0][0] != "-"]
+
+
+@pytest.mark.parametrize(("command", "kind"), covering(WITH_ARGUMENTS, list(ODD)))
+def test_arguments_that_nobody_means(attack: Attack, command: str, kind: str) -> None:
+    base, value = BASES[command] or [], ODD[kind]
     for at, word in enumerate(base[:2]):
         if not word.startswith("-"):
             attack.check(*command.split(), *base[:at], value, *base[at + 1 :])

@@ -156,7 +156,7 @@ def test_torch_compile_around_a_call_changes_nothing(engine: str) -> None:
 import sys, torch, tintformer as tint
 sys.path.insert(0, sys.argv[1])
 from cases import make_batch, make_model, make_rule
-sim, batch = tint.Tint(make_model("gpt2"), make_rule("default"), engine=sys.argv[2]), make_batch()
+sim, batch = tint.Tint(make_model("gpt2"), make_rule("default", layers=1), engine=sys.argv[2]), make_batch()
 def logits(ids, train, attended):
     return sim(ids, train_mask=train, attention_mask=attended).logits
 inputs = batch["input_ids"], batch["train_mask"], batch["attention_mask"]

@@ -56,7 +56,7 @@ def test_results_are_in_order_and_nothing_is_done_twice(tmp_path: Path, jobs: in
     assert first[0]["exact"] == 0.1 + 0.2
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", some([1, 2]))
 def test_units_of_one_identity_are_done_once(tmp_path: Path, jobs: int) -> None:
     experiment = Doubling(tmp_path)
     with Runner(RecordStore(tmp_path / "records"), jobs=jobs) as runner:

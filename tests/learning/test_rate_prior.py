@@ -117,7 +117,7 @@ def test_steps_between_and_outside() -> None:
 
 
 def test_texts_that_are_too_short(auxiliary: Any) -> None:
-    with pytest.raises(tint.InputError, match="the texts have 10 tokens in all; 6 pieces of 160 are needed"):
+    with pytest.raises(tint.InputError, match="the texts give 0 pieces of 160 tokens, at most 3 of one text; 6 are"):
         measure(auxiliary, RULE, [list(range(10))])
 
 
