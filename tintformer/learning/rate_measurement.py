@@ -54,11 +54,11 @@ def measure(
     """Learn from pieces of texts at many rates, and see what the tokens behind them gain, and what folds show of it."""
     lengths = sorted(set(lengths))
     pieces = {length: [each for text in texts for each in _pieces(text, length)] for length in lengths}
-    shortest = len(pieces[lengths[0]])
+    num_shortest = len(pieces[lengths[0]])
     pieces = {length: found for length, found in pieces.items() if len(found) >= FEWEST_PIECES}
     if not pieces:
         raise InputError(
-            f"the texts give {shortest} pieces of {lengths[0] + EVALUATED} tokens, at most {WINDOWS} of one text; "
+            f"the texts give {num_shortest} pieces of {lengths[0] + EVALUATED} tokens, at most {WINDOWS} of one text; "
             f"{FEWEST_PIECES} are needed, so give more texts or longer ones"
         )
     work = sum(length * len(found) for length, found in pieces.items())
