@@ -171,8 +171,12 @@ def covering(rows: Sequence[Any], columns: Sequence[Any]) -> list[Any]:
 
 
 def some(values: Sequence[Any], keep: int = 1) -> list[Any]:
-    """The first few as parameters of a test, and the others for the sweep."""
-    return [value if i < keep else pytest.param(value, marks=pytest.mark.sweep) for i, value in enumerate(values)]
+    """The first few as parameters of a test, and the others for the sweep; a tuple is several arguments."""
+
+    def swept(value: Any) -> Any:
+        return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.sweep)
+
+    return [value if i < keep else swept(value) for i, value in enumerate(values)]
 
 
 def make_config(name: str) -> Any:

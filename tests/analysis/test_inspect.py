@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import typer
-from cases import FIRST, assert_same, make_batch, make_model, make_rule
+from cases import FIRST, assert_same, covering, make_batch, make_model, make_rule
 from tiny import TEXT, save_model
 from typer.testing import CliRunner
 
@@ -91,8 +91,9 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor, what: Any) -> None
 # Values.
 
 
-@pytest.mark.parametrize("layout", ["lean", "paper"])
-@pytest.mark.parametrize("family", [*FIRST, "opt-350m-kind", "phi-grouped", "llama-grouped"])
+@pytest.mark.parametrize(
+    ("family", "layout"), covering([*FIRST, "opt-350m-kind", "phi-grouped", "llama-grouped"], ["lean", "paper"])
+)
 def test_regions_hold_what_the_reference_has(family: str, layout: str) -> None:
     simulator = tint.build(make_model(family), make_rule("default", steps=2), layout=layout, stack=2)
     observations, _ = observe(simulator, **make_batch(lengths=(9, 7)))
@@ -107,8 +108,12 @@ def test_regions_hold_what_the_reference_has(family: str, layout: str) -> None:
             assert_close(region[seen], values[name][:, : region.shape[1]][seen], (op, phase, name))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama-grouped", "qwen3"])
-@pytest.mark.parametrize("rule", ["default", "paper", "full", "central-relative", "perturbed-relative"])
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    covering(
+        ["gpt2", "llama-grouped", "qwen3"], ["default", "paper", "full", "central-relative", "perturbed-relative"]
+    ),
+)
 def test_every_region_holds_something(name: str, rule: str) -> None:
     """In the lean layout; the paper's has scale and bias in a matrix of its own."""
     simulator = tint.build(make_model(name), make_rule(rule), stack=2)

@@ -11,7 +11,7 @@ from typing import Any
 import forked
 import pytest
 import torch
-from cases import FIRST, make_config, make_model, some
+from cases import FIRST, covering, make_config, make_model, some
 
 import tintformer as tint
 from tintbench.flops import MultiplyAdds
@@ -42,8 +42,7 @@ def test_it_is_within_a_quarter_of_what_a_process_takes(name: str) -> None:
     assert abs(foreseen / measured - 1) < 0.25
 
 
-@pytest.mark.parametrize("name", FIRST)
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize(("name", "steps"), covering(FIRST, [1, 3]))
 def test_shapes_hold_what_numbers_hold(name: str, steps: int) -> None:
     """The same meter on the real computation, whose kernels keep a little more, such as the sums of a softmax."""
     model, rule = tint.load(make_model(name)), tint.LearningRule(learning_rate=1e-3, steps=steps)

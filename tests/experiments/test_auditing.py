@@ -79,12 +79,12 @@ def test_in_context_learning_passes(icl: InContextLearning, knobs: dict[str, Any
         assert certificate.scored >= certificate.documents >= 2
 
 
-@pytest.mark.parametrize("methods", some([("sgd",), ("auxiliary", "muon"), ("rms", "lora")]))
+@pytest.mark.parametrize("methods", some([["sgd"], ["auxiliary", "muon"], ["rms", "lora"]]))
 @pytest.mark.parametrize("carry", some(["cache", "recompute", "none"]))
-def test_streams_pass(text: Path, carry: Any, methods: tuple[str, ...], tmp_path: Path) -> None:
+def test_streams_pass(text: Path, carry: Any, methods: list[str], tmp_path: Path) -> None:
     experiment = DocumentStreams(
         model="nano-llama", data=str(text), documents="blocks", length=40, chunk=8, window=24, carry=carry, scored=2,
-        tuning=1, rates=(1e-3,), methods=methods,
+        tuning=1, rates=(1e-3,), methods=tuple(methods),
     )  # fmt: skip
     found = audited(experiment, tmp_path)
     assert found.passed and not found.diverged, found.leaks

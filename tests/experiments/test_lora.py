@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from adapted import close, in_double, learn, learn_each, token_losses, trained_loss
-from cases import FIRST, MODELS, alone, assert_same, make_batch, make_model
+from cases import FIRST, MODELS, alone, assert_same, make_batch, make_model, some
 from patience import PATIENCE
 from peft import LoraConfig, get_peft_model
 from torch import nn
@@ -82,7 +82,7 @@ def test_variants_of_the_families(name: str) -> None:
     assert trained_loss(tuned, batch) < trained_loss(tint.Tuned.untrained(auxiliary), batch) - 0.1
 
 
-@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize("name", some(FIRST, 4))
 def test_the_training_loss_falls(name: str) -> None:
     auxiliary, batch = tint.load(make_model(name, torch.float32)), make_batch()
     by_steps = [trained_loss(learn(auxiliary, Lora(learning_rate=1e-2, steps=n), **batch), batch) for n in (1, 6)]
@@ -90,7 +90,7 @@ def test_the_training_loss_falls(name: str) -> None:
     assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0] - 0.3
 
 
-@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize("name", some(FIRST, 4))
 def test_a_rate_of_zero_is_the_model_as_it_is(name: str) -> None:
     auxiliary, batch = tint.load(make_model(name)), make_batch()
     still = Lora(learning_rate=0.0, steps=2)
@@ -103,7 +103,7 @@ def test_a_rate_of_zero_is_the_model_as_it_is(name: str) -> None:
     torch.testing.assert_close(each.logits, expected.logits, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize("name", some(FIRST, 4))
 def test_only_linears_of_the_top_blocks_move(name: str) -> None:
     auxiliary = tint.load(make_model(name))
     top = f"{families()[auxiliary.family].paths.blocks}.1."
@@ -186,7 +186,7 @@ def test_positions_of_ones_own(name: str) -> None:
     close(tuned.updates(), {each: (merged[each] - base[each]).detach() for each in tuned.updates()})
 
 
-@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize("name", some(FIRST, 4))
 def test_the_auxiliary_is_not_touched(name: str) -> None:
     model, batch = copy.deepcopy(make_model(name)).train(), make_batch()
     for number, parameter in enumerate(model.parameters()):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import VOCABULARY, make_model
+from cases import VOCABULARY, covering, make_model
 from torch import nn
 
 import tintformer as tint
@@ -180,8 +180,7 @@ def test_data_that_is_exchanged_is_followed(engine: str) -> None:
     torch.testing.assert_close(logits(learner), logits(tint.Tint(model, RULE, engine=engine)), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "llama-grouped"])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("name", "engine"), covering(["llama", "gpt2", "bloom", "llama-grouped"], ENGINES))
 def test_a_deep_copy_follows_the_copied_model_and_no_other(engine: str, name: str) -> None:
     learner = tint.Tint(copied(name), tint.LearningRule(learning_rate=0.05, norm_gradient="central"), engine=engine)
     expected = logits(learner)

@@ -134,8 +134,9 @@ def _corpus(done: StreamResults) -> str:
         opened = open_streams(experiment)
         how = opened.settings
         first = "" if opened.first is None else ", each begun by the tokenizer's own first token"
+        documents = "one document" if len(opened.scored) == 1 else f"{len(opened.scored)} documents"
         said = (
-            f"{opened.texts.name}, {len(opened.scored)} documents cut at {experiment.length} tokens "
+            f"{opened.texts.name}, {documents} cut at {experiment.length} tokens "
             f"(seed {experiment.seed}){first}, in "
             f"chunks of {how.chunk}, windows of {how.window}, carry {how.carry}"
         )
@@ -199,7 +200,7 @@ def stream_figures(done: StreamResults) -> dict[str, bytes]:
 
     def positions(panels: Sequence[Any]) -> None:
         for panel, (experiment, gained) in zip(panels, shown, strict=True):
-            for number, (name, documents) in enumerate(gained.items()):
+            for number, (name, documents) in enumerate(gained):
                 places = gain_by_position(documents, experiment.chunk)
                 shift = experiment.chunk / 12 * (number - (len(gained) - 1) / 2)
                 look = {"label": STREAM_METHODS[name].title, "lw": 1.0, "ms": 3, **_LOOKS[name]}
@@ -208,7 +209,7 @@ def stream_figures(done: StreamResults) -> dict[str, bytes]:
 
     def gains(panels: Sequence[Any]) -> None:
         for panel, (experiment, gained) in zip(panels, shown, strict=True):
-            for number, (name, documents) in enumerate(gained.items()):
+            for number, (name, documents) in enumerate(gained):
                 gain = total_gain(documents)
                 error = None if math.isnan(gain.low) else [[gain.value - gain.low], [gain.high - gain.value]]
                 look = {"label": STREAM_METHODS[name].title, "ls": "", "ms": 5, "capsize": 2, **_LOOKS[name]}
@@ -224,13 +225,13 @@ def stream_figures(done: StreamResults) -> dict[str, bytes]:
     }
 
 
-def _gained(results: Sequence[StreamResult]) -> dict[str, list[ChunkSums]]:
-    """The documents of every method that learns and has not diverged."""
+def _gained(results: Sequence[StreamResult]) -> list[tuple[str, list[ChunkSums]]]:
+    """The documents of every result of a method that learns and has not diverged; joined runs may have two of one."""
     plain = next((result for result in results if result.method == "auxiliary"), None)
     if plain is None:
-        return {}
-    found = {result.method: paired(plain, result) for result in results if result is not plain}
-    return {name: documents for name, documents in found.items() if documents is not None}
+        return []
+    found = [(result.method, paired(plain, result)) for result in results if result is not plain]
+    return [(name, documents) for name, documents in found if documents is not None]
 
 
 def _finish(panel: Any, experiment: DocumentStreams) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import make_model, make_rule
+from cases import covering, make_model, make_rule
 from hostile import INDEX, WEIGHTS, code, custom_generate, edit, edit_tensors, index, pickled, write
 from transformers import AutoModelForCausalLM
 
@@ -74,8 +74,7 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-@pytest.mark.parametrize("case", HOSTILE)
-@pytest.mark.parametrize("trust", [None, True])
+@pytest.mark.parametrize(("case", "trust"), covering(list(HOSTILE), [None, True]))
 def test_refused(case: str, trust: bool | None, saved: Path) -> None:
     damage, message = HOSTILE[case]
     damage(saved)
