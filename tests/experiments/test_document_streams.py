@@ -20,7 +20,7 @@ from tintformer.experiments.record_store import RecordStore
 from tintformer.experiments.runner import Runner
 from tintformer.experiments.runs import Run, load_runs, save_results
 from tintformer.experiments.stream_methods import STREAM_METHODS
-from tintformer.experiments.stream_results import stream_tables
+from tintformer.experiments.stream_results import _gained, stream_tables
 from tintformer.experiments.texts import TextSet
 from tintformer.experiments.tuning import run_experiment
 from tintformer.learning.streams import StreamSettings
@@ -90,6 +90,11 @@ def test_a_run_is_kept_and_shown(experiment: DocumentStreams, tmp_path: Path) ->
     parts = [(others, [plain, *results[2:]]), (plain_and_sgd, results[:2])]
     assert [table.rows for table in stream_tables(parts)] == [overview.rows, positions.rows]
     assert list(positions.rows[0])[1:] == ["0 to 16", "16 to 32", "32 to 48"]
+    # A method that two runs had at two rates stands there twice, in tables and figures.
+    at_another = replace(sgd, rate=2e-4)
+    _, twice = stream_tables([*parts, (replace(plain_and_sgd, rates=(2e-4,)), [plain, at_another])])
+    assert [row["method"] for row in twice.rows].count("SGD") == 2
+    assert [name for name, _ in _gained([plain, sgd, at_another])] == ["sgd", "sgd"]
 
 
 def test_documents_together_are_documents_alone(experiment: DocumentStreams) -> None:

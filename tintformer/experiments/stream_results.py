@@ -134,9 +134,9 @@ def _corpus(done: StreamResults) -> str:
         opened = open_streams(experiment)
         how = opened.settings
         first = "" if opened.first is None else ", each begun by the tokenizer's own first token"
-        documents = "one document" if len(opened.scored) == 1 else f"{len(opened.scored)} documents"
+        number = "one document" if len(opened.scored) == 1 else f"{len(opened.scored)} documents"
         said = (
-            f"{opened.texts.name}, {documents} cut at {experiment.length} tokens "
+            f"{opened.texts.name}, {number} cut at {experiment.length} tokens "
             f"(seed {experiment.seed}){first}, in "
             f"chunks of {how.chunk}, windows of {how.window}, carry {how.carry}"
         )
