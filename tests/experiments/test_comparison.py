@@ -18,7 +18,9 @@ from tintformer.analysis.intervals import Estimate, two_way_bootstrap
 from tintformer.cli.app import app
 from tintformer.experiments.arrangements import arranged, shuffled
 from tintformer.experiments.comparison import Comparison
+from tintformer.experiments.comparison_figures import comparison_figures
 from tintformer.experiments.comparison_measures import MEASURES, SIMILARITIES, SIZES, Sample, compare_estimates
+from tintformer.experiments.comparison_results import comparison_tables
 from tintformer.experiments.comparison_units import ComparisonUnit, UnitRun
 from tintformer.experiments.open_models import open_untrained
 from tintformer.experiments.prompts import Role
@@ -228,6 +230,16 @@ def test_what_is_done_is_not_done_again(done: tuple[Path, dict], task: Path) -> 
     rows = [row for row in result.records() if row["measure"] == "block_share" and row["block"] is None]
     assert rows[0]["value"] == pytest.approx(value) and rows[0]["case"] == "the model"
     assert "lies along the change that learning makes" in repr(result) and len(result.tables()) == 3
+    # Several tasks begin with a line each; here the same one stands for two.
+    twice = list(zip(result.experiments * 2, result.cases * 2, strict=True))
+    assert comparison_figures(twice)["tasks"].startswith(b"\x89PNG") and not comparison_figures(twice[:1])["tasks"]
+    overview, likeness, *others = comparison_tables(twice)
+    assert len(overview.rows) == 2 and [table.title for table in others][1:] == [t.title for t in result.tables()][1:]
+    assert overview.rows[0]["n"] == "4 x 2" and overview.rows[0]["along learning's"].startswith(f"{value:.1%} [")
+    assert likeness.rows[0]["the model"] == f"{value:.3f} to {value:.3f}"
+    verdict = likeness.rows[0]["higher / lower than untrained"]
+    against = next(row["against it"] for row in others[0].rows if "along learning's" in row["measure"])
+    assert verdict == {"higher": "2 / 0 of 2", "lower": "0 / 2 of 2"}.get(against, "0 / 0 of 2")
 
 
 @pytest.mark.parametrize(

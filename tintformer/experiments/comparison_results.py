@@ -1,37 +1,41 @@
-"""Results of comparisons as tables, figures and sentences; nothing here decides a number, so records outlive it."""
+"""Results of comparisons as tables and sentences; nothing here decides a number, so records outlive it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from tintformer.analysis.foreign_markup import to_label
 from tintformer.analysis.intervals import Estimate
 from tintformer.experiments.comparison import ComparedCase, Comparison
-from tintformer.experiments.comparison_measures import MEASURES, PREDICTIONS, SIMILARITIES, SIZES, compare_estimates
+from tintformer.experiments.comparison_measures import (
+    MEASURES,
+    SHARE,
+    SIMILARITIES,
+    SIZES,
+    compare_estimates,
+)
 from tintformer.experiments.methods import METHODS
 from tintformer.experiments.open_models import short_name
-from tintformer.experiments.result_figures import png_of, rate_curves
 from tintformer.experiments.tables import ResultTable, of_models
 
 ComparisonResults = Sequence[tuple[Comparison, Sequence[ComparedCase]]]
 """Experiments with their results, one a model and task."""
-LOOKS = {
-    "the model": {"color": "#0072b2", "marker": "o"},
-    "shuffled labels": {"color": "#e69f00", "marker": "s"},
-    "untrained model": {"color": "#6b7280", "marker": "D"},
-}
-"""How figures draw each case."""
-BY_BLOCK = ("attention_output", "attention_map", "block_output", "implicit_effect")
-BY_SHOTS = ("change_correlation", "block_share")
-"""Measures that have a panel of their own in the figures by block and by number of demonstrations."""
+CASES = ("the model", "shuffled labels", "untrained model")
+"""What stands side by side, as tables call it."""
 
 
 def comparison_tables(done: ComparisonResults) -> list[ResultTable]:
-    """All measures beside the controls with the most demonstrations, then with every number of them, then by block."""
+    """All measures beside the controls with the most demonstrations, then with every number of them, then by block.
+
+    Of several models or tasks, first what matters most in one line each.
+    """
     what, note = "Reading against learning", _note(done)
+    overview = [
+        of_models(what, "overview", _overview_note(), list(_overview_rows(done))),
+        of_models(what, "likeness over tasks", _likeness_note(), list(_likeness_rows(done))),
+    ]
     return [
+        *(overview if len(done) > 1 else []),
         _narrow(of_models(what, "with the most demonstrations", note, list(_rows(done, most=True)))),
         of_models(what, "by demonstrations", note, list(_rows(done, most=False))),
         of_models(what, "by block", _block_note(), list(_block_rows(done))),
@@ -69,7 +73,7 @@ def _how_rates_were_chosen(experiment: Comparison) -> str:
     )
 
 
-def _groups(done: ComparisonResults) -> Iterator[tuple[Comparison, str, int, dict[str, ComparedCase]]]:
+def compared_groups(done: ComparisonResults) -> Iterator[tuple[Comparison, str, int, dict[str, ComparedCase]]]:
     """What stands side by side: the cases of one model, task, method and number of demonstrations."""
     for experiment, results in done:
         for method in dict.fromkeys(result.method for result in results):
@@ -78,13 +82,14 @@ def _groups(done: ComparisonResults) -> Iterator[tuple[Comparison, str, int, dic
                 yield experiment, method, shots, {result.case: result for result in mine}
 
 
-def _with_most(done: ComparisonResults) -> Iterator[tuple[Comparison, str, int, dict[str, ComparedCase]]]:
-    return (each for each in _groups(done) if each[2] == max(each[0].shots))
+def with_most(done: ComparisonResults) -> Iterator[tuple[Comparison, str, int, dict[str, ComparedCase]]]:
+    """Of these, the ones with the most demonstrations."""
+    return (each for each in compared_groups(done) if each[2] == max(each[0].shots))
 
 
 def _rows(done: ComparisonResults, *, most: bool) -> Iterator[dict[str, str]]:
     several = len({result.method for _, results in done for result in results}) > 1
-    for experiment, method, shots, cases in _with_most(done) if most else _groups(done):
+    for experiment, method, shots, cases in with_most(done) if most else compared_groups(done):
         model, untrained = cases["the model"], cases.get("untrained model")
         where = {"model": short_name(experiment.model), "task": task_name(experiment)}
         where |= {"method": METHODS[method].title} if several else {}
@@ -105,6 +110,65 @@ def _rows(done: ComparisonResults, *, most: bool) -> Iterator[dict[str, str]]:
             yield where | {"measure": title} | cells
 
 
+def _overview_note() -> str:
+    return (
+        "With the most demonstrations. Accuracies, agreement and KL (in nats, over label words) are the model's own. "
+        "Along learning's: the share of the change that reading makes to the stream that lies along the change by "
+        "learning, with its interval, beside the controls. Directions without relation would give 1/(2 width)."
+    )
+
+
+def _overview_rows(done: ComparisonResults) -> Iterator[dict[str, str]]:
+    """One a model, task and method."""
+    several = len({result.method for _, results in done for result in results}) > 1
+    for experiment, method, _, cases in with_most(done):
+        model = cases["the model"]
+
+        def shown(*names: str, of: ComparedCase = model, form: str = ".0%") -> str:
+            return " / ".join(f"{of.measures[name].value:{form}}" for name in names)
+
+        yield {
+            "model": short_name(experiment.model),
+            "task": task_name(experiment),
+            **({"method": METHODS[method].title} if several else {}),
+            "n": f"{model.inputs} x {model.seeds}",
+            "demonstrations": f"{model.demonstrations:.1f}",
+            "accuracy: zero-shot / reading / learning": shown("accuracy_zero", "accuracy_read", "accuracy_learnt"),
+            "reading agrees with: zero-shot / learning": shown("agreement_zero", "agreement"),
+            "KL of reading to: zero-shot / learning": shown("kl_zero", "kl_learnt", form=".3f"),
+            "along learning's": f"{model.measures['block_share']:.1%}",
+            **{case: shown("block_share", of=each, form=".1%") for case, each in cases.items() if each is not model},
+        }
+
+
+def _likeness_note() -> str:
+    return (
+        "Similarities with the most demonstrations, from the least to the greatest of the tasks. Last column: in how "
+        "many tasks the model is above or below the untrained one, by intervals that do not touch."
+    )
+
+
+def _likeness_rows(done: ComparisonResults) -> Iterator[dict[str, str]]:
+    """One a model and similarity, over its tasks and methods."""
+    by_model: dict[str, list[dict[str, ComparedCase]]] = {}
+    for experiment, _, _, cases in with_most(done):
+        by_model.setdefault(short_name(experiment.model), []).append(cases)
+    for model, groups in by_model.items():
+        for name, title in (SHARE | SIMILARITIES).items():
+            row = {"model": model, "measure": title}
+            for case in CASES:
+                values = [each[case].measures[name].value for each in groups if case in each]
+                known = [value for value in values if math.isfinite(value)]
+                row |= {case: f"{min(known):.3f} to {max(known):.3f}" if known else ""}
+            verdicts = [
+                compare_estimates(each["the model"].measures[name], each["untrained model"].measures[name])
+                for each in groups
+                if "untrained model" in each
+            ]
+            counts = f"{verdicts.count('higher')} / {verdicts.count('lower')} of {len(verdicts)}"
+            yield row | {"higher / lower than untrained": counts if verdicts else ""}
+
+
 def _shown(name: str, estimate: Estimate) -> str:
     if not math.isfinite(estimate.value):
         return "none"
@@ -120,10 +184,6 @@ def task_name(experiment: Comparison) -> str:
     return task.title if task.variant is None else f"{task.title} ({task.variant})"
 
 
-def _title(experiment: Comparison) -> str:
-    return f"{short_name(experiment.model)}, {task_name(experiment)}"
-
-
 def _block_note() -> str:
     return (
         "Cosines of the change by reading and the change by learning at the query, and the sizes of both relative to "
@@ -132,7 +192,7 @@ def _block_note() -> str:
 
 
 def _block_rows(done: ComparisonResults) -> Iterator[dict[str, str]]:
-    for experiment, method, _, cases in _with_most(done):
+    for experiment, method, _, cases in with_most(done):
         for case, result in cases.items():
             for number in range(len(result.blocks["block_output"])):
                 yield {
@@ -151,7 +211,7 @@ def _block_rows(done: ComparisonResults) -> Iterator[dict[str, str]]:
 def findings(done: ComparisonResults) -> list[str]:
     """How much of what reading does is what learning does, in two lines for each task, as the numbers have it."""
     lines: list[str] = []
-    for experiment, method, shots, cases in _with_most(done):
+    for experiment, method, shots, cases in with_most(done):
         model, where = cases["the model"], f"{task_name(experiment)}, {shots} demonstrations, {METHODS[method].title}"
         share, *distances = (model.measures[name] for name in ("block_share", "kl_learnt", "kl_zero"))
         controls = {case: result.measures["block_share"] for case, result in cases.items() if result is not model}
@@ -174,78 +234,3 @@ def _of_untrained(model: ComparedCase, untrained: ComparedCase) -> str:
         verdicts.setdefault(verdict, []).append(title)
     said = (f"{verdict}: {'; '.join(titles)}" for verdict, titles in verdicts.items())
     return f"cosines of an untrained model against the model's. {'. '.join(said)}"
-
-
-def comparison_figures(done: ComparisonResults) -> dict[str, bytes]:
-    """PNGs by name."""
-    curves = [
-        (f"{_title(experiment)}, {result.shots} shots, {result.case}", result.method, result.curve)
-        for experiment, results in done
-        for result in results
-    ]
-    return {
-        "blocks": _block_figure(done),
-        "demonstrations": _shots_figure(done),
-        "rates": rate_curves(curves, "label cross-entropy, tuning examples"),
-    }
-
-
-def _block_figure(done: ComparisonResults) -> bytes:
-    """Cosines by block: a row of panels for each model and task."""
-    shown = list(_with_most(done))
-
-    def draw(panels: Sequence[Any]) -> None:
-        wanted = [(each, name) for each in shown for name in BY_BLOCK]
-        for panel, ((experiment, method, shots, cases), name) in zip(panels, wanted, strict=True):
-            for case, result in cases.items():
-                _band(panel, range(1, 1 + len(result.blocks[name])), result.blocks[name], case)
-            panel.axhline(0, color="0.5", lw=0.8, ls="--")
-            panel.xaxis.get_major_locator().set_params(integer=True)
-            panel.set(xlabel="block", ylabel=f"cosine of {SIMILARITIES[name]}")
-            panel.set_title(to_label(f"{_title(experiment)}, {shots} shots, {METHODS[method].title}"), fontsize=8)
-            panel.legend(fontsize=6)
-
-    return png_of(len(BY_BLOCK) * len(shown), draw, columns=len(BY_BLOCK))
-
-
-def _band(panel: Any, places: Sequence[float], estimates: Sequence[Estimate], case: str) -> None:
-    look = LOOKS[case]
-    panel.plot(places, [each.value for each in estimates], label=case, lw=1.3, ms=3.5, **look)
-    lows, highs = [each.low for each in estimates], [each.high for each in estimates]
-    panel.fill_between(places, lows, highs, color=look["color"], alpha=0.15, lw=0)
-
-
-def _shots_figure(done: ComparisonResults) -> bytes:
-    """By the number of demonstrations: accuracies of the model, then likenesses beside the controls."""
-    rows: dict[tuple[Comparison, str], list[dict[str, ComparedCase]]] = {}
-    for experiment, method, _, cases in _groups(done):
-        if len(set(experiment.shots)) > 1:
-            rows.setdefault((experiment, method), []).append(cases)
-    columns = 1 + len(BY_SHOTS)
-
-    def draw(panels: Sequence[Any]) -> None:
-        for at, ((experiment, method), found) in enumerate(rows.items()):
-            first, *others = panels[at * columns : (at + 1) * columns]
-            shots = [cases["the model"].shots for cases in found]
-            _accuracies(first, shots, [cases["the model"] for cases in found])
-            for panel, name in zip(others, BY_SHOTS, strict=True):
-                for case in found[0]:
-                    _band(panel, shots, [cases[case].measures[name] for cases in found], case)
-                panel.set_ylabel(MEASURES[name])
-            for panel in (first, *others):
-                panel.set(xlabel="demonstrations", xticks=shots)
-                panel.legend(fontsize=6)
-                panel.set_title(to_label(f"{_title(experiment)}, {METHODS[method].title}"), fontsize=8)
-
-    return png_of(columns * len(rows), draw, columns=columns)
-
-
-def _accuracies(panel: Any, shots: Sequence[int], results: Sequence[ComparedCase]) -> None:
-    looks = {"accuracy_zero": "#6b7280", "accuracy_read": "#d55e00", "accuracy_learnt": "#0072b2"}
-    for name, colour in looks.items():
-        values = [result.measures[name] for result in results]
-        below, above = [each.value - each.low for each in values], [each.high - each.value for each in values]
-        errors = [[100 * length for length in lengths] for lengths in (below, above)]
-        label = PREDICTIONS[name].removeprefix("accuracy, ")
-        panel.errorbar(shots, [100 * each.value for each in values], yerr=errors, label=label, color=colour, capsize=2)
-    panel.set_ylabel("accuracy, %, 95% interval")

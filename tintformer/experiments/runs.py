@@ -13,7 +13,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from tintformer.errors import InputError, brief, cause
 from tintformer.experiments.accuracy_tables import in_context_tables
 from tintformer.experiments.comparison import Comparison
-from tintformer.experiments.comparison_results import comparison_figures, comparison_tables, findings
+from tintformer.experiments.comparison_figures import comparison_figures
+from tintformer.experiments.comparison_results import comparison_tables, findings
 from tintformer.experiments.document_streams import DocumentStreams
 from tintformer.experiments.in_context_learning import InContextLearning
 from tintformer.experiments.in_context_regression import InContextRegression
@@ -39,7 +40,7 @@ _FIGURES = {
     "icl": ("accuracy", "settings", "formats", "rates"),
     "stream": ("positions", "gain", "rates"),
     "regression": ("examples", "rates"),
-    "compare": ("blocks", "demonstrations", "rates"),
+    "compare": ("tasks", "blocks", "demonstrations", "rates"),
 }
 _DRAWN = {
     "lm": language_figures,
