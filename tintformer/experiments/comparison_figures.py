@@ -57,11 +57,7 @@ def _task_figure(done: ComparisonResults) -> bytes:
                         panel.plot(range(1, 1 + len(values)), values, label=to_label(title), lw=1.3)
                     elif case == "untrained model":
                         panel.plot(range(1, 1 + len(values)), values, color="0.7", lw=0.8, zorder=0)
-            panel.axhline(0, color="0.5", lw=0.8, ls="--")
-            panel.xaxis.get_major_locator().set_params(integer=True)
-            panel.set(xlabel="block", ylabel=f"cosine of {SIMILARITIES[name]}")
-            panel.set_title(to_label(f"{model}; grey: untrained"), fontsize=8)
-            panel.legend(fontsize=6)
+            _finish_by_block(panel, name, f"{model}; grey: untrained")
 
     return png_of(len(BY_BLOCK) * len(by_model), draw, columns=len(BY_BLOCK))
 
@@ -75,13 +71,18 @@ def _block_figure(done: ComparisonResults) -> bytes:
         for panel, ((experiment, method, shots, cases), name) in zip(panels, wanted, strict=True):
             for case, result in cases.items():
                 _band(panel, range(1, 1 + len(result.blocks[name])), result.blocks[name], case)
-            panel.axhline(0, color="0.5", lw=0.8, ls="--")
-            panel.xaxis.get_major_locator().set_params(integer=True)
-            panel.set(xlabel="block", ylabel=f"cosine of {SIMILARITIES[name]}")
-            panel.set_title(to_label(f"{_title(experiment)}, {shots} shots, {METHODS[method].title}"), fontsize=8)
-            panel.legend(fontsize=6)
+            _finish_by_block(panel, name, f"{_title(experiment)}, {shots} shots, {METHODS[method].title}")
 
     return png_of(len(BY_BLOCK) * len(shown), draw, columns=len(BY_BLOCK))
+
+
+def _finish_by_block(panel: Any, name: str, title: str) -> None:
+    """Axes, title and legend of a panel with the cosines of one similarity."""
+    panel.axhline(0, color="0.5", lw=0.8, ls="--")
+    panel.xaxis.get_major_locator().set_params(integer=True)
+    panel.set(xlabel="block", ylabel=f"cosine of {SIMILARITIES[name]}")
+    panel.set_title(to_label(title), fontsize=8)
+    panel.legend(fontsize=6)
 
 
 def _band(panel: Any, places: Sequence[float], estimates: Sequence[Estimate], case: str) -> None:
