@@ -43,11 +43,11 @@ sweep: $(INSTALLED) ## run the exhaustive sweep over families, rules and shapes
 PROCESSORS := MKL_CBWR=COMPATIBLE MKL_CBWR=AVX2 ATEN_CPU_CAPABILITY=default TINTFORMER_TESTS_MISALIGN=8
 SENSITIVE := tests/rule tests/auxiliary/test_families.py tests/auxiliary/test_devices.py tests/engines/test_fast.py \
 	tests/engines/test_behaviour.py tests/engines/test_precision.py tests/learning/test_tuned.py tests/execution \
-	tests/integrations/transformers/test_save.py tests/integrations/transformers/test_forward.py \
+	tests/transformers/test_save.py tests/transformers/test_forward.py \
 	tests/simulator/test_checkpoint.py tests/simulator/test_layout_passes.py tests/simulator/test_softmax_form.py \
-	tests/simulator/test_order_of_error.py tests/analysis/test_theorem_attention.py \
-	tests/analysis/test_theorem_differences.py tests/analysis/test_gradient_alignment.py \
-	tests/experiments/test_golden.py tests/experiments/test_lora.py
+	tests/simulator/test_order_of_error.py tests/tintlab/checks/theorems/test_theorem_attention.py \
+	tests/tintlab/checks/theorems/test_theorem_differences.py tests/tintlab/checks/verify/test_gradient_alignment.py \
+	tests/tintlab/kinds/test_golden.py tests/tintlab/methods/test_lora.py
 portable: $(INSTALLED) ## run the numerically sensitive tests as other processors would compute them
 	@for processor in $(PROCESSORS); do \
 		echo "portable: $$processor"; env $$processor $(BIN)/pytest -q -n 2 $(SENSITIVE) || exit 1; \
@@ -66,7 +66,7 @@ compare: $(INSTALLED) ## compare every family's numbers with those of another ve
 # that would notice: every family is read as its own model is, generates and comes back from a file. What our own code
 # makes of a model once it is read does not depend on the version.
 WOULD_NOTICE := tests/auxiliary/test_families.py tests/engines/test_parity.py \
-	tests/integrations/transformers/test_generate.py tests/integrations/transformers/test_register.py tests/integrations/transformers/test_save.py
+	tests/transformers/test_generate.py tests/transformers/test_register.py tests/transformers/test_save.py
 OURS := network or papers_layout or padded or packed or top_layer or label_loss or given_positions or \
 	(three_steps and not full) or flipped_bit or interrupted_save or cut_into_files
 oldest: TRANSFORMERS := $(shell sed -n 's/.*"\(transformers\)>=\([0-9.]*\),<.*".*/\1==\2/p' pyproject.toml)

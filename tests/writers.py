@@ -27,9 +27,9 @@ def prepare(folder: Path) -> None:
     import matplotlib.figure  # noqa: F401
     from tiny import TEXT, save_model
 
-    import tintformer.integrations.transformers.model
-    import tintformer.report
     import tintformer.simulator.simulator  # noqa: F401
+    import tintformer.transformers.model
+    import tintlab.reports
 
     folder.mkdir(parents=True)
     save_model(folder / MODEL)
@@ -95,7 +95,7 @@ def demo(folder: Path, version: int) -> None:
 
 def measure_rates(folder: Path, version: int) -> None:
     """On few pieces of short texts."""
-    from tintformer.learning import rate_measurement
+    from tintlab import rates as rate_measurement
 
     rate_measurement.EVALUATED, rate_measurement.FEWEST_PIECES, rate_measurement.WINDOWS = 16, 2, 2 + version
     os.environ["TINTFORMER_CACHE"] = str(folder)
@@ -130,7 +130,7 @@ def fetch_model(folder: Path, version: int) -> None:
 
 
 def fetch_rows(folder: Path, version: int) -> None:
-    from tintformer.experiments import data_fetching
+    from tintlab.data import data_fetching
 
     row = dataclasses.make_dataclass("Row", ["values"])
     data_fetching.download_rows = lambda *_: [
@@ -177,7 +177,7 @@ def save_transformers_model(folder: Path, version: int) -> None:
 
 def save_record(folder: Path, version: int) -> None:
     """One over a damaged one, and a further one."""
-    from tintformer.experiments.record_store import RecordStore
+    from tintlab.study.store import RecordStore
 
     for number in range(version + 1):
         RecordStore(folder).save({"number": number}, {"value": number})

@@ -192,7 +192,7 @@ def study(
 
 def summarise(records: Sequence[dict[str, Any]], part: str) -> dict[str, str]:
     """How often a choice harms, and which share of the best gain it has."""
-    from tintformer.analysis.intervals import bootstrap
+    from tintlab.show.intervals import bootstrap
 
     # A text that diverged has lost more than any that is in the table; its loss is taken as that of the grid's end.
     gains = [HOPELESS if each[part]["gain"] is None else each[part]["gain"] for each in records]

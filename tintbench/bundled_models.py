@@ -27,12 +27,12 @@ from torch import Tensor
 
 import tintformer as tint
 from tintbench.results import markdown_table, run_as_script, save_json, save_markdown, versions
-from tintformer.analysis.baselines import Explicit, block_names, token_losses
-from tintformer.analysis.intervals import bootstrap, standard_error
 from tintformer.bundled import BUNDLED
 from tintformer.console import print_table
 from tintformer.learning.text import find_tokenizer, read_text
 from tintformer.storage.whole_files import check_directory
+from tintlab.methods.fine_tuning import Explicit, block_names, token_losses
+from tintlab.show.intervals import bootstrap, standard_error
 
 RATES = tuple(round(10 ** (exponent / 4), 9) for exponent in range(-20, -3))
 """From 1e-5 to 0.1, four a decade; a best one at the edge is an error, not a result."""

@@ -28,7 +28,6 @@ from tintbench.results import (
     save_markdown,
     versions,
 )
-from tintformer.analysis.plot_style import import_matplotlib
 from tintformer.console import print_table
 from tintformer.engines.reference import TensorExecutor
 from tintformer.execution import walk
@@ -36,6 +35,7 @@ from tintformer.execution.batch import Batch
 from tintformer.learning.text import find_tokenizer
 from tintformer.rule.trainable import trainable_weights
 from tintformer.storage.whole_files import whole_file
+from tintlab.show.plot_style import import_matplotlib
 
 EPSILONS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 1e-6, 1e-7)
 CANDIDATES = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4)

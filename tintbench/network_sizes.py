@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import tintformer as tint
+import tintlab as lab
 from tintbench.results import markdown_table, run_as_script, save_markdown
 
 MODELS = ("nano-gpt2", "nano-llama", "gpt2", "opt-125m", "SmolLM2-135M", "pythia-410m", "opt-1.3b", "Llama-3.2-1B")
@@ -26,7 +27,7 @@ the blocks compute, and the text slots of the network, by liveness.
 def row(model: str, tokens: int) -> dict[str, Any]:
     """One line of the table."""
     rules = [tint.LearningRule(learning_rate=1e-4, steps=steps) for steps in STEPS]
-    sizes = [tint.count_network(model, rule=rule, max_tokens=tokens) for rule in rules]
+    sizes = [lab.count_network(model, rule=rule, max_tokens=tokens) for rule in rules]
     one, widths = sizes[0], sizes[0].capacity.widths
     depths = {f"layers, {steps} steps": f"{size.layers:,}" for steps, size in zip(STEPS[1:], sizes[1:], strict=True)}
     return {

@@ -19,8 +19,8 @@ from patience import PATIENCE
 from tiny import TEXT, save_model
 
 from tintformer.cli import main
-from tintformer.report.page import FILES
 from tintformer.storage import whole_files
+from tintlab.reports.page import FILES
 
 TINT = Path(sys.executable).with_name("tint")
 LONG = "The lamp in the harbour is red. " * 200

@@ -20,7 +20,7 @@ from tiny import TEXT
 import tintformer
 from tintformer import console
 from tintformer.auxiliary.families import families
-from tintformer.cli.demo import demo
+from tintlab.cli.demo import demo
 
 TINT = Path(sys.executable).with_name("tint")
 

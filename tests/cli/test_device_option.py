@@ -19,7 +19,7 @@ from tiny import TEXT, save_model
 
 import tintformer as tint
 from tintformer.cli import main
-from tintformer.experiments.open_models import open_model
+from tintlab.data.models import open_model
 
 RATE = ["--learning-rate", "1e-3"]
 EVAL = ["--methods", "auxiliary,fine-tuning,tint", *RATE]

@@ -16,7 +16,7 @@ import tintformer as tint
 from tintformer.auxiliary.description import ops
 from tintformer.auxiliary.model_record import CopiedWeights
 from tintformer.auxiliary.ops import Linear
-from tintformer.integrations.transformers.model import TintForCausalLM
+from tintformer.transformers.model import TintForCausalLM
 
 ENGINES = ["fast", "reference", "oracle", "simulator"]
 RULE = tint.LearningRule(learning_rate=0.05)

@@ -14,8 +14,7 @@ from tiny import TEXT, make_model, make_tokenizer
 
 import tintformer as tint
 from tintformer.bundled import BUNDLED, rate_texts, rates_directory
-from tintformer.learning import rate_measurement, rate_prior
-from tintformer.learning.rate_measurement import measure
+from tintformer.learning import rate_prior
 from tintformer.learning.rate_prior import (
     PriorCurve,
     RatePrior,
@@ -25,6 +24,8 @@ from tintformer.learning.rate_prior import (
     weights_of,
     write_prior,
 )
+from tintlab import rates as rate_measurement
+from tintlab.rates import measure
 
 RULE = tint.LearningRule(learning_rate=0.0)
 

@@ -212,8 +212,8 @@ def test_nano_llama_learns_in_a_runtime_without_torch(tmp_path: Path) -> None:
 def test_the_perplexity_falls_as_in_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tintformer.bundled import read_text
     from tintformer.cli import main
-    from tintformer.cli.demo import show
     from tintformer.learning.text import find_tokenizer
+    from tintlab.cli.demo import show
 
     demo = show(load("nano-llama"), find_tokenizer("nano-llama"), "visit", None, lambda _: None)
     (tmp_path / "visit.txt").write_text(read_text("visit"), encoding="utf-8")

@@ -25,12 +25,12 @@ from patience import PATIENCE
 from serving import MEMBER, WHEEL, Site, make_wheel, put_wheel, serving
 
 import tintformer as tint
-from tintformer.cli.fetch import fetch_by_name, kind_of, list_known
 from tintformer.errors import InputError, LoadError
 from tintformer.learning.text import find_tokenizer
 from tintformer.storage.cache_paths import cache_directory
 from tintformer.storage.configs import read_config
 from tintformer.storage.packages import PACKAGES, Package, extract_model, fetch_package, model_directory
+from tintlab.cli.fetch import fetch_by_name, kind_of, list_known
 
 TINT = Path(sys.executable).with_name("tint")
 MODEL = random.Random(0).randbytes(300_000)

@@ -19,9 +19,9 @@ from test_fetch import check_refusal
 from tiny import save_model
 
 from tintformer.errors import InputError
-from tintformer.experiments.data_fetching import DataToFetch, data_to_fetch, fetch_data
-from tintformer.experiments.sources import Hub, read_hub
-from tintformer.experiments.tasks import load_task
+from tintlab.data.data_fetching import DataToFetch, data_to_fetch, fetch_data
+from tintlab.data.sources import Hub, read_hub
+from tintlab.data.tasks import load_task
 
 TINT = Path(sys.executable).with_name("tint")
 NAME = "ada/tiny"

@@ -20,14 +20,14 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tintformer as tint
-from tintformer.cli.fetch import fetch_by_name
-from tintformer.experiments.open_models import model_identity
 from tintformer.learning.text import find_tokenizer
 from tintformer.learning.update_files import base_hash
 from tintformer.storage import unpacking
 from tintformer.storage.loading import unpack_gguf
 from tintformer.storage.packages import PACKAGES, Package
 from tintformer.storage.unpacking import NOTE, Fingerprint, plain_copy
+from tintlab.cli.fetch import fetch_by_name
+from tintlab.data.models import model_identity
 
 TOKENS = ["<s>", *sorted(ByteLevel.alphabet()), "ab"]
 IDS = torch.arange(1, 11)[None]

@@ -6,32 +6,27 @@ from typing import Annotated
 
 import typer
 
-from tintformer.cli import (
-    adapt,
+from tintformer.cli import adapt, build, export, models, run, statistics
+from tintformer.console import working
+from tintformer.version import __version__
+from tintlab.cli import (
     audit,
     bench,
-    build,
     compare,
     demo,
     evaluate,
-    export,
     fetch,
     inspect,
     lm_eval,
-    models,
     params,
     plan,
     probe,
     rates,
     report,
-    run,
-    statistics,
     stream,
     sweep,
     verify,
 )
-from tintformer.console import working
-from tintformer.version import __version__
 
 app = typer.Typer(
     name="tint",

@@ -48,8 +48,8 @@ def open_model(name: str, dtype: str, device: str | None = None) -> Auxiliary:
     check_place(dtype, device)
     import torch
 
-    from tintformer.analysis.planning.estimate import refuse_the_impossible
     from tintformer.storage.loading import load
+    from tintlab.checks.plan.estimate import refuse_the_impossible
 
     if device in (None, "cpu"):  # of other devices' memory nothing is known here
         refuse_the_impossible(name, getattr(torch, dtype))

@@ -13,7 +13,6 @@ from typing import Any
 from markupsafe import Markup
 from torch import Tensor
 
-from tintformer.analysis.frames import as_frame
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.generation import NEW_TOKENS
 from tintformer.auxiliary.tokens import Encoded
@@ -22,6 +21,7 @@ from tintformer.errors import TintError
 from tintformer.learning.rate_selection import RateChoice
 from tintformer.learning.tuned import Tuned
 from tintformer.rule.learning_rule import LearningRule
+from tintformer.study.frames import as_frame
 
 SHOWN = 200
 """Characters of a prompt beside its continuations."""
@@ -178,7 +178,7 @@ class LearnResult:
         """
         if not self.train_tokens:
             raise TintError("nothing was learnt from this text, so there is no pass to report on")
-        from tintformer.report import check_directory, collect, write
+        from tintlab.reports import check_directory, collect, write
 
         check_directory(Path(directory))
         found = collect(
@@ -203,8 +203,8 @@ class LearnResult:
         )
 
     def _repr_html_(self) -> str:
-        from tintformer.report import coloured_html
-        from tintformer.report.pieces import cut, shown
+        from tintlab.reports import coloured_html
+        from tintlab.reports.pieces import cut, shown
 
         gains: list[float | None] = [None] * len(self.encoded.tokens)
         for position, gain in zip(
