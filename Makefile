@@ -18,7 +18,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo package test sweep portable fuzz compare oldest newest models lint format docs figure bench clean
+.PHONY: help demo package test sweep portable fuzz compare oldest newest models lint format docs figures bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -114,7 +114,10 @@ package: $(INSTALLED) ## build the wheel, install it in an empty environment and
 	"$$place/venv/bin/python" $(INSTALL) --quiet -c constraints.txt dist/*.whl && \
 	cd "$$place" && HF_HUB_OFFLINE=1 venv/bin/tint demo
 
-figure: $(INSTALLED) ## redraw the figure of the README from the demo's report (needs Chromium)
+# The last is a picture of the demo's report.
+figures: $(INSTALLED) ## draw the figures of the documentation and of the README (needs Chromium)
+	PYTHONPATH=docs/tools $(BIN)/python -m drawings docs/figures
+	$(BIN)/python tests/draw_architecture.py
 	$(BIN)/tint demo -o build/demo >/dev/null
 	chromium --headless --no-sandbox --hide-scrollbars --force-device-scale-factor=1.5 --window-size=1180,1130 \
 		--screenshot=docs/figures/report.png build/demo/nano-llama-visit/report.html

@@ -27,9 +27,9 @@ def prepare(folder: Path) -> None:
     import matplotlib.figure  # noqa: F401
     from tiny import TEXT, save_model
 
-    import tintformer.simulator.simulator  # noqa: F401
-    import tintformer.transformers.model
-    import tintlab.reports
+    import tintformer.simulator.simulator
+    import tintformer.transformers.model  # noqa: F401
+    import tintlab.reports  # noqa: F401
 
     folder.mkdir(parents=True)
     save_model(folder / MODEL)
@@ -227,7 +227,6 @@ WRITERS = (
     Writer("report", command("report", *SHORT, *RATE, "--no-cosine", "-o", "OUT/report")),
     Writer("demo", demo),
     Writer("rates", measure_rates, atomic=True),
-    Writer("inspect", lambda folder, version: tint("inspect", *((MODEL,) * version), "--figures", folder / "figures")),
     Writer("stream", command("stream", *SHORT, *RATE, "--chunk", "8", "-o", "OUT/stream")),
     Writer(
         "statistics",

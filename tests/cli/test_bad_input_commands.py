@@ -245,7 +245,6 @@ TOO_LONG_NAME = {
     "demo": ["demo", "-o", LONG_NAME],
     "adapt": ["adapt", "no-model/at/all", TEXT, "-o", LONG_NAME],
     "build": ["build", "no-model/at/all", "--learning-rate", "1", "-o", LONG_NAME],
-    "inspect": ["inspect", "MODEL", "--figures", LONG_NAME],
     "stream": ["stream", "no-model/at/all", "a text", "--learning-rate", "1e-3", "--state", LONG_NAME],
     "bench": ["bench", "--quick", "-o", LONG_NAME],
     "eval lm": ["eval", "lm", "no-model/at/all", "nothing.txt", "--name", LONG_NAME],

@@ -12,13 +12,13 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from drawings import construction as construction_figures
+from drawings.__main__ import MODEL, draw
 from drawings.example import example, example_slots, head_work
 from drawings.parts import write_figures
 
 import tintlab as lab
 from tintformer.errors import TintError
 from tintformer.storage.configs import meta_auxiliary, read_config
-from tintlab.cli.inspect import FIGURES_OF, draw_figures
 
 matplotlib = pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install 'tintformer[plots]'")
 
@@ -49,8 +49,7 @@ LARGEST = 200_000
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("figures") / "new"
-    record = draw_figures(directory, FIGURES_OF, "float32")
-    assert sorted(Path(path).stem for path in record["figures"]) == sorted(NAMES)
+    assert sorted(path.stem for path in draw(directory)) == sorted(NAMES)
     return directory
 
 
@@ -75,7 +74,7 @@ def test_published_figures_are_what_the_code_draws(drawn: Path, name: str) -> No
     (pinned,) = re.findall(r"^matplotlib==(\S+)$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
     if matplotlib.__version__ != pinned:
         pytest.skip(f"published figures are those of matplotlib {pinned}, this is {matplotlib.__version__}")
-    message = "draw it again with `tint inspect --figures docs/figures`"
+    message = "draw it again with `make figures`"
     assert (drawn / f"{name}.svg").read_bytes() == (PUBLISHED / f"{name}.svg").read_bytes(), message
 
 
@@ -135,11 +134,11 @@ def test_heads_divide_the_matrix_among_themselves(layout: str) -> None:
 
 
 def test_the_counts_are_those_of_the_formula_and_of_the_accounting(drawn: Path) -> None:
-    formula = construction_figures.formula_counts(meta_auxiliary(read_config(FIGURES_OF), FIGURES_OF))
+    formula = construction_figures.formula_counts(meta_auxiliary(read_config(MODEL), MODEL))
     assert formula["all"] == 1_275_936_768
     assert sum(number for kind, number in formula.items() if kind != "all") == formula["all"]
     text = (drawn / "parameters.svg").read_text(encoding="utf-8")
-    lean = [lab.count_parameters(FIGURES_OF, layout="lean", tie_blocks=tied).structural for tied in (True, False)]
+    lean = [lab.count_parameters(MODEL, layout="lean", tie_blocks=tied).structural for tied in (True, False)]
     for number in (formula["all"], formula["linear"], *lean):
         assert f">{construction_figures.short(number)}<" in text
 
@@ -155,7 +154,7 @@ def test_a_width_that_the_formula_does_not_know_is_drawn_without_it(odd: Any) ->
 def test_bad_directories_and_a_missing_library_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(TintError, match="cannot write into"):
-        draw_figures(tmp_path / "file", "gpt2", "float32")
+        draw(tmp_path / "file")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(TintError, match=r"figures need matplotlib; install it with pip install 'tintformer\[plots\]'"):
-        draw_figures(tmp_path, "gpt2", "float32")
+        draw(tmp_path)

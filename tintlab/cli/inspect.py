@@ -19,7 +19,7 @@ from tintformer.cli.options import (
     with_construction_options,
     with_rule_options,
 )
-from tintformer.cli.rule_setup import choose_rule, finite, open_model, provenance, quiet_libraries, warnings_as_lines
+from tintformer.cli.rule_setup import choose_rule, finite, open_model, provenance, warnings_as_lines
 from tintformer.console import print_json, say
 from tintformer.errors import InputError, LoadError
 from tintformer.learning.split import TRAIN_FRACTION, Split
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from tintlab.checks.inspect.inspection import Keep, Observation
 
 TOKENS = 24
-FIGURES_OF = "facebook/opt-125m"
-"""Figures are drawn for this shape where no model is given."""
 
 Record = dict[str, Any]
 
@@ -76,12 +74,8 @@ class View:
 @with_rule_options
 def inspect(
     model: Annotated[
-        str | None,
-        typer.Argument(
-            help="A directory, a bundled name or a hub id such as gpt2; only --figures goes without.",
-            show_default=False,
-        ),
-    ] = None,
+        str, typer.Argument(help="A directory, a bundled name or a hub id such as gpt2.", show_default=False)
+    ],
     text: Text = None,
     *,
     rule: RuleOptions,
@@ -106,10 +100,6 @@ def inspect(
         float | None, typer.Option(help=f"Share of the tokens that is trained on; {TRAIN_FRACTION} by default.")
     ] = None,
     train_tokens: Annotated[int | None, typer.Option(help="Number of tokens that are trained on, instead.")] = None,
-    figures: Annotated[
-        Path | None,
-        typer.Option(help=f"Draw construction and network into this directory; without MODEL, of {FIGURES_OF}."),
-    ] = None,
     dtype: Dtype = "float32",
     device: Device = None,
     json: Json = False,
@@ -130,17 +120,12 @@ def inspect(
         return
     if engine != "simulator":
         raise InputError(f"--engine {engine} cannot be inspected; choose simulator or network")
-    if figures is not None:
-        record = draw_figures(figures, model or FIGURES_OF, dtype)
-    elif model is None:
-        raise InputError("there is no model: give a directory or a hub id such as gpt2")
+    subject = Subject(model=model, dtype=dtype, device=device, rule=rule, knobs=knobs)
+    if text is None and file is None and not values:
+        record = plan_record(subject.shapes(), view, None)
     else:
-        subject = Subject(model=model, dtype=dtype, device=device, rule=rule, knobs=knobs)
-        if text is None and file is None and not values:
-            record = plan_record(subject.shapes(), view, None)
-        else:
-            with warnings_as_lines():
-                record = run_and_observe(subject, read(text, file), tokens, split, view)
+        with warnings_as_lines():
+            record = run_and_observe(subject, read(text, file), tokens, split, view)
     if json:
         print_json(record)
     else:
@@ -223,25 +208,6 @@ def open_for_plan(model: str, dtype: str) -> Auxiliary:
     return meta_auxiliary(config, model)
 
 
-def draw_figures(directory: Path, model: str, dtype: str) -> Record:
-    """Write the figures of the construction, of the compiled network and of the experiments' few-shot settings."""
-    from drawings import attention as attention_figures
-    from drawings import construction as construction_figures
-    from drawings import linear as linear_figures
-    from drawings import modes as mode_figures
-    from drawings import network as network_figures
-    from drawings.parts import write_figures
-
-    from tintlab.show.plot_style import import_matplotlib
-
-    import_matplotlib("figures")
-    quiet_libraries()
-    figures = construction_figures.figures(open_for_plan(model, dtype))
-    for module in (linear_figures, attention_figures, network_figures, mode_figures):
-        figures |= module.figures()
-    return {"model": model, "figures": [str(path) for path in write_figures(figures, directory)]}
-
-
 def plan_record(simulator: Simulator, view: View, choice: RateChoice | None) -> Record:
     """The identity of a simulator, its sizes and the plan of what is shown."""
     from tintlab.checks.inspect.inspection import plan
@@ -307,11 +273,7 @@ def _rms(value: torch.Tensor) -> float:
 
 
 def print_record(record: Record) -> None:
-    """Figures, the plan, or the plan with what was seen."""
-    if "figures" in record:
-        for path in record["figures"]:
-            say(f"wrote {path}")
-        return
+    """The plan, or the plan with what was seen."""
     _print_title(record)
     if "observations" in record:
         _print_observations(record)

@@ -21,7 +21,7 @@ Record = dict[str, Any]
 
 
 def inspect_network(
-    model: str | None,
+    model: str,
     content: str | None,
     rule: RuleOptions,
     knobs: Record,
@@ -34,8 +34,6 @@ def inspect_network(
     json: bool,
 ) -> None:
     """Print the layers of a network; with a text, also what they write at one token."""
-    if model is None:
-        raise InputError("there is no model: give a directory or a hub id such as gpt2")
     if foreign := sorted(set(knobs) - {"stack"}):
         raise InputError(
             f"{flag_of(foreign[0])} is a knob of the simulator's modules; leave it out with --engine network"

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tintformer.errors import LoadError
-from tintlab.study.store import sha256
 
 if TYPE_CHECKING:
     from tintformer.auxiliary.description import Auxiliary
@@ -80,14 +79,18 @@ def config_hash(model: Any) -> str:
     The same weights with other heads, rotary base or norm epsilon give other numbers, and no weight shows it.
     """
     config: dict[str, Any] = {name: value for name, value in model.config.to_dict().items() if name not in _PROVENANCE}
-    return sha256(json.dumps(config, sort_keys=True, default=str))
+    return _sha256(json.dumps(config, sort_keys=True, default=str))
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
     """SHA-256 of how a tokenizer cuts a text: all of a fast one, the vocabulary of another."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     content = sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str()
-    return sha256(json.dumps([content, tokenizer.bos_token_id]))
+    return _sha256(json.dumps([content, tokenizer.bos_token_id]))
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def model_identity(model: Any, tokenizer: Any) -> dict[str, str]:

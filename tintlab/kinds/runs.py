@@ -19,13 +19,14 @@ from tintlab.kinds.compare_tables import comparison_tables, findings
 from tintlab.kinds.comparison import Comparison
 from tintlab.kinds.document_streams import DocumentStreams
 from tintlab.kinds.icl import InContextLearning
+from tintlab.kinds.icl_figures import in_context_figures
 from tintlab.kinds.icl_tables import in_context_tables
 from tintlab.kinds.lm import LanguageModelling
+from tintlab.kinds.lm_results import language_figures, language_tables
 from tintlab.kinds.regression import InContextRegression
 from tintlab.kinds.regression_results import regression_figures, regression_tables
 from tintlab.kinds.stream_results import stream_figures, stream_tables
-from tintlab.show.figures import in_context_figures, language_figures
-from tintlab.show.tables import ResultTable, language_tables
+from tintlab.show.tables import ResultTable
 
 KINDS: dict[str, type[LanguageModelling | InContextLearning | DocumentStreams | InContextRegression | Comparison]] = {
     "lm": LanguageModelling,

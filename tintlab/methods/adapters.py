@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tintformer.errors import DivergenceError, InputError, RuleError
 from tintformer.rule.learning_rule import LearningRule, Reduction
 from tintformer.typed_fields import check_fields
-from tintlab.data.sources import EXTRA
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -255,7 +254,9 @@ def _with_adapters(model: Any, method: AdapterMethod, linears: Sequence[Linear])
         from peft import get_peft_model
     except ImportError as error:
         name = type(method).__name__.lower()
-        raise InputError(f"method {name} needs the package peft; install it ({EXTRA})") from error
+        raise InputError(
+            f"method {name} needs the package peft; install it (pip install 'tintformer[eval]')"
+        ) from error
     # Parameters of its own around the same memory: peft freezes them, and the auxiliary's must keep their flags.
     memo: dict[int, Any] = {id(each): nn.Parameter(each.detach(), requires_grad=False) for each in model.parameters()}
     memo |= {id(buffer): buffer for buffer in model.buffers()}

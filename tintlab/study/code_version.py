@@ -11,83 +11,83 @@ import hashlib
 from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from tintformer.version import __version__
 
-if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable
+PACKAGES = ("tintformer", "tintlab")
 
 COMPUTES = (
-    "auxiliary",
-    "rule",
-    "execution",
-    "engines",
-    "simulator",
-    "network",
-    "learning.tint",
-    "learning.streams",
-    "learning.tuned",
-    "learning.streams",
-    "learning.gradient_statistics",
-    "experiments.tokenisation",
-    "experiments.texts",
-    "experiments.tasks",
-    "experiments.templates",
-    "experiments.prompts",
-    "experiments.packing",
-    "experiments.label_scoring",
-    "experiments.adapters",
-    "experiments.lora",
-    "experiments.ia3",
-    "experiments.lora_stream",
-    "experiments.stream_methods",
-    "experiments.counted_work",
-    "experiments.document_streams",
-    "experiments.methods",
-    "experiments.shared_gradients",
-    "experiments.experiment",
-    "experiments.language_modelling",
-    "experiments.text_sweep",
-    "experiments.in_context_learning",
-    "experiments.in_context_regression",
-    "experiments.arrangements",
-    "experiments.query_traces",
-    "experiments.comparison_units",
-    "experiments.comparison",
-    "analysis.implicit_update",
-    "experiments.context_probe",
+    "tintformer.auxiliary",
+    "tintformer.rule",
+    "tintformer.execution",
+    "tintformer.engines",
+    "tintformer.simulator",
+    "tintformer.network",
+    "tintformer.learning.tint",
+    "tintformer.learning.streams",
+    "tintformer.learning.tuned",
+    "tintformer.learning.streams",
+    "tintformer.learning.gradient_statistics",
+    "tintlab.data.tokenisation",
+    "tintlab.data.texts",
+    "tintlab.data.tasks",
+    "tintlab.data.templates",
+    "tintlab.data.prompts",
+    "tintlab.data.packing",
+    "tintlab.data.scoring",
+    "tintlab.methods.adapters",
+    "tintlab.methods.lora",
+    "tintlab.methods.ia3",
+    "tintlab.methods.lora_stream",
+    "tintlab.methods.stream_methods",
+    "tintlab.kinds.counted_work",
+    "tintlab.kinds.document_streams",
+    "tintlab.methods.methods",
+    "tintlab.methods.shared_gradients",
+    "tintlab.study.experiment",
+    "tintlab.kinds.lm",
+    "tintlab.kinds.text_sweep",
+    "tintlab.kinds.icl",
+    "tintlab.kinds.regression",
+    "tintlab.kinds.arrangements",
+    "tintlab.kinds.compare_traces",
+    "tintlab.kinds.compare_units",
+    "tintlab.kinds.comparison",
+    "tintlab.kinds.implicit_update",
+    "tintlab.kinds.context_probe",
 )
-"""Modules and folders, below `tintformer`, whose code decides the result of a unit."""
+"""Modules and folders whose code decides the result of a unit."""
 DECIDES_NOTHING = {
-    "auxiliary.tokens": "turns texts into tokens, which are in a record's identity",
-    "auxiliary.generation": "continues texts; no unit does",
-    "bundled": "says where files lie; weights and texts are in a record's identity by their content",
-    "errors": "says what went wrong; a result with an error is not kept",
-    "console": "prints, and says what is being done",
-    "threads": "says how threads wait for work",
-    "typed_fields": "refuses settings of a wrong type; what is kept is a result",
-    "version": "stands beside the hash",
-    "storage": "brings weights and rows; both are in a record's identity by their content",
-    "simulator.checkpoint": "saves and loads what is built again from the auxiliary model",
-    "learning.text": "finds a tokenizer, which is in a record's identity by its content",
-    "learning.engine_registry": "finds an engine by its name, which is in a record's identity",
-    "learning.rate_selection": "chooses a rate where none was given; a record holds the number",
-    "learning.rate_prior": "says what rates have gained, for that choice",
-    "learning.rate_search": "says which rates are tried; a record is of one rate",
-    "learning.rate_trials": "tries rates for that choice",
-    "learning.peft_files": "writes an update that was made as an adapter of PEFT",
-    "learning.update_files": "saves and loads an update that was made",
-    "learning.stream_files": "saves and loads what a stream has left",
-    "learning.update_view": "shows an update that was made, and what it did",
-    "experiments.probe_inputs": "reads contexts and prompts; their tokens are in a record's identity",
-    "experiments.sources": "reads descriptions and rows; prompts and texts are in a record's identity",
-    "experiments.label_files": "reads rows; texts are in a record's identity",
-    "experiments.open_models": "hashes a model into the identity itself",
-    "experiments.record_store": "keeps results; how an identity is written is its key",
-    "experiments.comparison_measures": "measures what records hold, after they were made",
-    "analysis.intervals": "says how sure a measure is",
-    "experiments.code_version": "is this hash",
+    "tintformer.auxiliary.tokens": "turns texts into tokens, which are in a record's identity",
+    "tintformer.auxiliary.generation": "continues texts; no unit does",
+    "tintformer.bundled": "says where files lie; weights and texts are in a record's identity by their content",
+    "tintformer.errors": "says what went wrong; a result with an error is not kept",
+    "tintformer.console": "prints, and says what is being done",
+    "tintformer.threads": "says how threads wait for work",
+    "tintformer.typed_fields": "refuses settings of a wrong type; what is kept is a result",
+    "tintformer.version": "stands beside the hash",
+    "tintformer.storage": "brings weights and rows; both are in a record's identity by their content",
+    "tintformer.simulator.checkpoint": "saves and loads what is built again from the auxiliary model",
+    "tintformer.learning.text": "finds a tokenizer, which is in a record's identity by its content",
+    "tintformer.learning.engine_registry": "finds an engine by its name, which is in a record's identity",
+    "tintformer.learning.rate_selection": "chooses a rate where none was given; a record holds the number",
+    "tintformer.learning.rate_prior": "says what rates have gained, for that choice",
+    "tintformer.learning.rate_search": "says which rates are tried; a record is of one rate",
+    "tintformer.learning.rate_trials": "tries rates for that choice",
+    "tintformer.learning.peft_files": "writes an update that was made as an adapter of PEFT",
+    "tintformer.learning.update_files": "saves and loads an update that was made",
+    "tintformer.learning.stream_files": "saves and loads what a stream has left",
+    "tintformer.learning.update_view": "shows an update that was made, and what it did",
+    "tintlab.kinds.probe_inputs": "reads contexts and prompts; their tokens are in a record's identity",
+    "tintlab.data.sources": "reads descriptions and rows; prompts and texts are in a record's identity",
+    "tintlab.data.label_files": "reads rows; texts are in a record's identity",
+    "tintlab.data.models": "hashes a model into the identity itself",
+    "tintlab.study.store": "keeps results; how an identity is written is its key",
+    "tintlab.kinds.compare_measures": "measures what records hold, after they were made",
+    "tintlab.show.intervals": "says how sure a measure is",
+    "tintlab.study.code_version": "is this hash",
 }
 """What they import that no number depends on, each with the reason. The closest of all entries holds for a module."""
 
@@ -95,27 +95,28 @@ DECIDES_NOTHING = {
 @cache
 def code_version() -> str:
     """The package's version and a hash of the code that computes; another one makes every record another's work."""
-    return f"{__version__}+{source_hash(files('tintformer'))[:16]}"
+    return f"{__version__}+{source_hash(Path(str(files('tintformer'))).parent)[:16]}"
 
 
-def source_hash(package: Traversable) -> str:
+def source_hash(root: Path) -> str:
     """SHA-256 of the statements of all modules that compute."""
-    sources = (source for module, source in _modules(package, "") if computes(module))
+    modules = (each for package in PACKAGES for each in _modules(root / package, f"{package}."))
+    sources = (source for module, source in modules if computes(module))
     return hashlib.sha256(
         "".join(sorted(digest for source in sources for digest in _statements(source))).encode()
     ).hexdigest()
 
 
 def computes(module: str) -> bool:
-    """Whether the code of a module, named below `tintformer`, decides a result."""
-    # `simulator.checkpoint` lies below `simulator`: the longer entry is the closer one.
+    """Whether the code of a module decides a result."""
+    # `tintformer.simulator.checkpoint` lies below `tintformer.simulator`: the longer entry is the closer one.
     entry = max(
         (entry for entry in (*COMPUTES, *DECIDES_NOTHING) if f"{module}.".startswith(f"{entry}.")), key=len, default=""
     )
     return entry in COMPUTES
 
 
-def _modules(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
+def _modules(folder: Path, prefix: str) -> Iterator[tuple[str, bytes]]:
     for entry in folder.iterdir():
         if entry.is_dir():
             yield from _modules(entry, f"{prefix}{entry.name}.")

@@ -23,9 +23,9 @@ from tintformer.storage.loading import load
 from tintlab.data import scoring as label_scoring
 from tintlab.data.scoring import Answers
 from tintlab.kinds.icl import InContextLearning, open_task
+from tintlab.kinds.icl_figures import in_context_figures
 from tintlab.kinds.icl_tables import in_context_tables
 from tintlab.kinds.recipes import FULL_RATES, LABEL_RATES, by_protocol, by_protocols, compared
-from tintlab.show.figures import in_context_figures
 from tintlab.study.runner import Runner
 from tintlab.study.store import RecordStore
 from tintlab.study.tuning import run_experiment

@@ -23,12 +23,11 @@ from tintformer.learning.tint import Tint
 from tintformer.storage.loading import load
 from tintlab.kinds import lm as language_modelling
 from tintlab.kinds.lm import LanguageModelling, LanguageUnit, open_language
+from tintlab.kinds.lm_results import language_figures, language_tables, per_token
 from tintlab.kinds.recipes import FULL_RATES, by_protocol, compared
 from tintlab.kinds.runs import load_runs
 from tintlab.methods.fine_tuning import Explicit, block_names
 from tintlab.methods.shared_gradients import SharedGradients
-from tintlab.show.figures import language_figures
-from tintlab.show.tables import language_tables, per_token
 from tintlab.study.runner import Runner
 from tintlab.study.store import RecordStore
 from tintlab.study.tuning import run_experiment

@@ -8,8 +8,9 @@ from itertools import combinations, pairwise
 
 import pytest
 
+from tintlab.kinds.icl_figures import AccuracyPoint, _by_task
 from tintlab.methods.methods import METHODS
-from tintlab.show.figures import COLOURS, MARKERS, AccuracyPoint, _by_task
+from tintlab.show.figures import COLOURS, MARKERS
 
 
 def test_no_two_methods_look_alike() -> None:

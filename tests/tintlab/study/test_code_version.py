@@ -13,29 +13,29 @@ import grimp
 import pytest
 
 import tintformer
-from tintlab.study.code_version import COMPUTES, DECIDES_NOTHING, code_version, computes, source_hash
+from tintlab.study.code_version import COMPUTES, DECIDES_NOTHING, PACKAGES, code_version, computes, source_hash
 
-PACKAGE = Path(tintformer.__file__).parent
+ROOT = Path(tintformer.__file__).parent.parent
 UNITS = (
-    "experiments.language_modelling",
-    "experiments.in_context_learning",
-    "experiments.text_sweep",
-    "experiments.document_streams",
-    "experiments.in_context_regression",
-    "experiments.comparison",
-    "experiments.context_probe",
+    "tintlab.kinds.lm",
+    "tintlab.kinds.icl",
+    "tintlab.kinds.text_sweep",
+    "tintlab.kinds.document_streams",
+    "tintlab.kinds.regression",
+    "tintlab.kinds.comparison",
+    "tintlab.kinds.context_probe",
 )
 """Whose `run` runs a unit."""
 
 
 @pytest.fixture
-def package(tmp_path: Path) -> Path:
-    """The package's sources, to be changed."""
-    for path in PACKAGE.rglob("*.py"):
-        copy = tmp_path / "tintformer" / path.relative_to(PACKAGE)
+def root(tmp_path: Path) -> Path:
+    """The sources of both packages, to be changed."""
+    for path in (each for package in PACKAGES for each in (ROOT / package).rglob("*.py")):
+        copy = tmp_path / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
-    return tmp_path / "tintformer"
+    return tmp_path
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -52,37 +52,39 @@ def test_it_is_the_same_in_every_process() -> None:
     assert found.stdout.strip() == code_version()
 
 
-def test_layout_and_words_decide_nothing(package: Path) -> None:
-    before = source_hash(package)
-    head = package / "rule" / "head.py"
+def test_layout_and_words_decide_nothing(root: Path) -> None:
+    before = source_hash(root)
+    head = root / "tintformer" / "rule" / "head.py"
     edit(head, '"""', '"""In other words: ')
     edit(head, "\n\n\n", "\n\n\n# A comment.\n\n\n")
     edit(head, "from __future__ import annotations\n", "from __future__ import annotations\n\nimport math as _math\n")
-    assert source_hash(package) == before
-    head.rename(package / "rule" / "the_loss.py")
-    (package / "rule" / "norm.py").rename(package / "auxiliary" / "norm.py")
-    assert source_hash(package) == before
+    assert source_hash(root) == before
+    head.rename(root / "tintformer" / "rule" / "the_loss.py")
+    (root / "tintformer" / "rule" / "norm.py").rename(root / "tintformer" / "auxiliary" / "norm.py")
+    assert source_hash(root) == before
     # A function that moves from one file to another.
-    source, target = package / "execution" / "walk.py", package / "execution" / "batch.py"
+    source, target = root / "tintformer" / "execution" / "walk.py", root / "tintformer" / "execution" / "batch.py"
     text = source.read_text(encoding="utf-8")
     function = next(node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef))
     lines = text.splitlines(keepends=True)
     moved = lines[function.lineno - 1 : function.end_lineno]
     source.write_text("".join(lines[: function.lineno - 1] + lines[function.end_lineno :]), encoding="utf-8")
     target.write_text(target.read_text(encoding="utf-8") + "\n\n" + "".join(moved), encoding="utf-8")
-    assert source_hash(package) == before
+    assert source_hash(root) == before
 
 
-@pytest.mark.parametrize("file", ["cli/app.py", "experiments/tables.py", "report/drawing.py", "experiments/runner.py"])
-def test_presentation_decides_nothing(package: Path, file: str) -> None:
-    before = source_hash(package)
-    (package / file).write_text((package / file).read_text(encoding="utf-8") + "\nANSWER = 42\n", encoding="utf-8")
-    assert source_hash(package) == before
+@pytest.mark.parametrize(
+    "file", ["tintformer/cli/app.py", "tintlab/show/tables.py", "tintlab/reports/drawing.py", "tintlab/study/runner.py"]
+)
+def test_presentation_decides_nothing(root: Path, file: str) -> None:
+    before = source_hash(root)
+    (root / file).write_text((root / file).read_text(encoding="utf-8") + "\nANSWER = 42\n", encoding="utf-8")
+    assert source_hash(root) == before
 
 
-def test_every_number_of_the_rule_decides(package: Path) -> None:
-    before, tried = source_hash(package), 0
-    for path in sorted((package / "rule").glob("*.py")):
+def test_every_number_of_the_rule_decides(root: Path) -> None:
+    before, tried = source_hash(root), 0
+    for path in sorted((root / "tintformer" / "rule").glob("*.py")):
         text = path.read_text(encoding="utf-8")
         lines = text.split("\n")
         for node in ast.walk(ast.parse(text)):
@@ -93,10 +95,10 @@ def test_every_number_of_the_rule_decides(package: Path) -> None:
                 path.write_text(
                     "\n".join([*lines[: node.lineno - 1], changed, *lines[node.lineno :]]), encoding="utf-8"
                 )
-                assert source_hash(package) != before, f"{path} line {node.lineno}"
+                assert source_hash(root) != before, f"{path} line {node.lineno}"
                 tried += 1
         path.write_text(text, encoding="utf-8")
-    assert tried > 20 and source_hash(package) == before
+    assert tried > 20 and source_hash(root) == before
 
 
 def test_what_computes_is_listed() -> None:
@@ -104,8 +106,9 @@ def test_what_computes_is_listed() -> None:
     listed = {*COMPUTES, *DECIDES_NOTHING}
     unlisted = [name for name in sorted(closure()) if not any(f"{name}.".startswith(f"{entry}.") for entry in listed)]
     assert not unlisted, f"add to COMPUTES or DECIDES_NOTHING of code_version.py: {', '.join(unlisted)}"
-    assert computes("rule.head") and computes("auxiliary") and not computes("simulator.checkpoint")
-    assert not computes("ruler") and not computes("cli.app")
+    assert computes("tintformer.rule.head") and computes("tintformer.auxiliary")
+    assert not computes("tintformer.simulator.checkpoint")
+    assert not computes("tintformer.ruler") and not computes("tintformer.cli.app")
 
 
 def closure() -> set[str]:
@@ -113,22 +116,21 @@ def closure() -> set[str]:
 
     Those that are imported by name, as engines are, stand in the code as strings.
     """
-    graph = grimp.build_graph("tintformer", exclude_type_checking_imports=True)
-    waiting = [f"tintformer.{name}" for name in UNITS]
-    waiting += [name for name in graph.modules if computes(name.removeprefix("tintformer."))]
+    graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True)
+    waiting = [*UNITS, *(name for name in graph.modules if computes(name))]
     found: set[str] = set()
     while waiting:
         name = waiting.pop()
-        if name == "tintformer" or name in found:
+        if name in PACKAGES or name in found:
             continue
         found.add(name)
-        if computes(name.removeprefix("tintformer.")):
+        if computes(name):
             waiting += [*graph.find_modules_directly_imported_by(name), *by_name(name, graph.modules)]
-    return {name.removeprefix("tintformer.") for name in found}
+    return found
 
 
 def by_name(module: str, modules: set[str]) -> list[str]:
-    path = PACKAGE.joinpath(*module.split(".")[1:])
+    path = ROOT.joinpath(*module.split("."))
     source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
     strings = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
     return [value for value in strings if isinstance(value, str) and value in modules]
@@ -136,16 +138,16 @@ def by_name(module: str, modules: set[str]) -> list[str]:
 
 def test_every_entry_is_a_module() -> None:
     for entry in (*COMPUTES, *DECIDES_NOTHING):
-        path = PACKAGE.joinpath(*entry.split("."))
+        path = ROOT.joinpath(*entry.split("."))
         assert path.is_dir() or path.with_suffix(".py").is_file(), f"{entry} is gone; take it from code_version.py"
     assert not set(COMPUTES) & set(DECIDES_NOTHING)
 
 
 def test_a_module_that_is_missing_from_the_lists_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    left = tuple(entry for entry in COMPUTES if entry != "experiments.packing")
+    left = tuple(entry for entry in COMPUTES if entry != "tintlab.data.packing")
     monkeypatch.setattr(sys.modules[__name__], "COMPUTES", left)
     monkeypatch.setattr("tintlab.study.code_version.COMPUTES", left)
     with pytest.raises(
-        AssertionError, match=r"add to COMPUTES or DECIDES_NOTHING of code_version\.py: experiments\.packing"
+        AssertionError, match=r"add to COMPUTES or DECIDES_NOTHING of code_version\.py: tintlab\.data\.packing"
     ):
         test_what_computes_is_listed()

@@ -44,7 +44,14 @@ def verify(
 ) -> Verification:
     """Verify an engine on a model and a text: op by op, as a whole, as a gradient; and the theorems on the model.
 
-    `layers` keeps the first blocks of the model only; None keeps all of a small model and a few of a large one.
+    Args:
+        auxiliary: A model, in float32 or float64.
+        input_ids: Token ids, `[batch, tokens]`.
+        train_mask: Which of them are trained on, `[batch, tokens]`; the others are evaluated.
+        subject: The engine, as `find_verified_engine` makes it.
+        settings: Presets, learning rate, steps, and whether theorems are checked; None is the defaults.
+        layers: Keeps the first blocks of the model only; None keeps all of a small model and a few of a large one.
+        progress: Is called with what is being done and the share of the work that is finished.
     """
     auxiliary = load(auxiliary)
     settings = VerifySettings() if settings is None else settings

@@ -38,7 +38,12 @@ class VerifiedEngine:
 
 
 def find_verified_engine(name: str, **construction: Any) -> VerifiedEngine:
-    """The engine of that name and its executor; `construction` are knobs of the simulator."""
+    """The engine of that name and its executor, to be verified.
+
+    Args:
+        name: `fast`, `simulator`, ...; an unknown one is refused with a list.
+        **construction: Knobs of the simulator.
+    """
     if name not in EXECUTORS:
         raise TintError(f"engine={name!r} cannot be verified; choose one of {', '.join(EXECUTORS)}")
     check_options(name, construction)

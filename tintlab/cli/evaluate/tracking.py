@@ -107,7 +107,7 @@ def _plain(value: Any) -> Any:
 def _language_metrics(experiment: Any, results: Sequence[LanguageResult], _: bool) -> Iterator[TrackedMetrics]:
     """`perplexity/MODEL/METHOD/SHARE`, after the curve of its rates."""
     from tintlab.data.models import short_name
-    from tintlab.show.tables import perplexity
+    from tintlab.kinds.lm_results import perplexity
 
     for result in results:
         name = f"{short_name(experiment.model)}/{result.method}/{result.share:g}"

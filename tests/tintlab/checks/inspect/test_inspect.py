@@ -362,7 +362,6 @@ def test_a_simulator_that_was_written_can_be_inspected(model: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "there is no model"),
         (("MODEL", "--block", 2), "--block 2: .* has the blocks 0 to 1"),
         (("MODEL", "--all", "--block", 1), "--all and --block"),
         (("MODEL", TEXT, "--token", 24), "--token 24: the text has the tokens 0 to 23"),

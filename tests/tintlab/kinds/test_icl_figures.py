@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from tintlab.data.scoring import Answers
-from tintlab.kinds.format_figure import draw_formats, format_points, panel_titles
 from tintlab.kinds.icl import InContextLearning, InContextResult
+from tintlab.kinds.icl_figures import _formats_figure, draw_formats, format_points, panel_titles
 from tintlab.kinds.recipes import table_settings
-from tintlab.show.figures import _formats_figure
 
 TESTS = 4
 
