@@ -26,10 +26,9 @@ def tint(*words: object, stdin: str | None = None) -> subprocess.CompletedProces
     """Run a command to its end."""
     import torch
     import transformers
+    from all_commands import all_commands
 
-    from tintformer.cli.app import app
-
-    assert app and transformers, "imported here, so that the fork need not do it"
+    assert all_commands() and transformers, "imported here, so that the fork need not do it"
     arguments = ["tint", *map(str, words)]
     if sys.platform != "linux" or torch.get_num_threads() > 1:
         command = [str(Path(sys.executable).with_name("tint")), *arguments[1:]]

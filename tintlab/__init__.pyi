@@ -10,6 +10,7 @@ from .checks.verify.verification import verify
 from .kinds.compare import CompareResult, compare
 from .kinds.probe import ProbeResult, probe
 from .kinds.sweep import SweepResult, sweep
+from .reports.page import report
 
 __all__ = [
     "Certificate",
@@ -23,6 +24,7 @@ __all__ = [
     "count_parameters",
     "plan",
     "probe",
+    "report",
     "sweep",
     "verify",
 ]

@@ -13,6 +13,7 @@ from typing import Any, get_args, get_type_hints
 import forked
 import pytest
 import time_commands
+import typer
 from all_commands import all_commands
 from patience import PATIENCE
 from tiny import TEXT
@@ -20,6 +21,7 @@ from tiny import TEXT
 import tintformer
 from tintformer import console
 from tintformer.auxiliary.families import families
+from tintformer.cli.app import app
 from tintlab.cli.demo import demo
 
 TINT = Path(sys.executable).with_name("tint")
@@ -38,6 +40,15 @@ def test_help_lists_the_commands() -> None:
 def test_every_command_is_timed() -> None:
     """`python tests/time_commands.py` says after how long a user sees something of each."""
     assert set(time_commands.COMMANDS) == {"--help", *all_commands()}
+
+
+def test_the_list_of_commands_says_what_each_says_itself() -> None:
+    """`tint --help` imports no command, so its lines stand in tables."""
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert {"run", "demo", "eval"} <= set(commands)
+    for name, row in commands.rows.items():
+        said = (commands[name].help or "").split("\n\n")[0]
+        assert row.help == " ".join(said.split()), name
 
 
 def test_help_says_everything_once() -> None:

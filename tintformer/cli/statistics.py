@@ -7,10 +7,21 @@ from typing import Annotated
 
 import typer
 
-from tintformer.cli.options import Device, Dtype, Json, Model, RuleOptions, Text, rule_options
+from tintformer.cli.options import (
+    CarryOption,
+    Chunk,
+    Device,
+    Dtype,
+    Json,
+    Model,
+    RuleOptions,
+    SpecialTokens,
+    Text,
+    Window,
+    rule_options,
+)
 from tintformer.cli.rule_setup import open_model, provenance, warnings_as_lines
 from tintformer.console import doing, print_json, say
-from tintlab.cli.stream import CarryOption, Chunk, SpecialTokens, Window
 
 
 @rule_options("Here it does not matter.")
@@ -34,10 +45,10 @@ def statistics(
     """Collect root mean squares of gradients on texts that will not be scored, for `--optimizer rms --statistics`."""
     import torch
 
+    from tintformer.cli.rule_setup import encoded
     from tintformer.learning.streams import StreamSettings
     from tintformer.learning.text import read_text
     from tintformer.storage.whole_files import check_file
-    from tintlab.cli.stream import encoded
 
     made = rule.build()
     StreamSettings(chunk=chunk, window=window, carry=carry)  # type: ignore[arg-type]

@@ -25,7 +25,10 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 WITHOUT_TASKS = ("ls", "validate")
 """Commands of the harness that evaluate nothing, and say themselves what they need."""
 
+app = typer.Typer(add_completion=False)
 
+
+@app.command("lm-eval", no_args_is_help=True, context_settings=PASS_ON)
 def lm_eval(
     context: typer.Context,
     data: Annotated[

@@ -12,37 +12,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tintformer.cli.options import Device, Dtype, Json, Model, RuleOptions, Statistics, Text, rule_options
-from tintformer.cli.rule_setup import finite, losses_record, open_model, provenance, shown, warnings_as_lines
+from tintformer.cli.options import (
+    CarryOption,
+    Chunk,
+    Device,
+    Dtype,
+    Json,
+    Model,
+    RuleOptions,
+    SpecialTokens,
+    Statistics,
+    Text,
+    Window,
+    rule_options,
+)
+from tintformer.cli.rule_setup import encoded, finite, losses_record, open_model, provenance, shown, warnings_as_lines
 from tintformer.console import doing, print_json, print_table, say
 from tintformer.errors import InputError
 
 if TYPE_CHECKING:
-    from tintformer.auxiliary.description import Auxiliary
-    from tintformer.study.text_stream import Document, DocumentScores, TextStream
+    from tintformer.study.text_stream import DocumentScores, TextStream
     from tintlab.show.position_gain import ChunkSums
     from tintlab.show.tables import ResultTable
 
-Chunk = Annotated[int, typer.Option(help="Tokens that are scored together, before any of them is learnt from.")]
-Window = Annotated[
-    int | None,
-    typer.Option(help="Tokens of a chunk and its past together; default: the model's context, and at most 1,024."),
-]
-CarryOption = Annotated[
-    str,
-    typer.Option(
-        "--carry",
-        help="What a chunk sees of its past: none, recompute (read again with today's weights) or cache (keys and "
-        "values as they were read).",
-    ),
-]
-SpecialTokens = Annotated[
-    bool,
-    typer.Option(
-        "--special-tokens/--no-special-tokens",
-        help="Let the tokenizer put its own special tokens around each document, or leave the text as it is.",
-    ),
-]
+
 FILES = ("stream.csv", "stream.json", "stream.png", "stream.md")
 """What `-o` writes; the page takes its place last."""
 
@@ -115,16 +108,6 @@ def needs_number(options: RuleOptions) -> Any:
 
 def _name(file: Path | None) -> str:
     return "text" if file is None else str(file)
-
-
-def encoded(auxiliary: Auxiliary, name: str, content: str, special: bool) -> Document:
-    """A text as its tokens."""
-    from tintformer.learning.text import encode
-    from tintformer.study.text_stream import Document
-
-    doing(f"tokenising {name}")
-    ids = encode(auxiliary.tokenizer, content, at_least=2, special=special).input_ids
-    return Document(name=name, input_ids=ids)
 
 
 def progress(reading: TextStream) -> Callable[[TextStream], None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,17 +20,17 @@ from tintformer.execution.batch import Batch
 from tintformer.execution.output import TintOutput
 from tintformer.learning.gradient_statistics import settle_statistics
 from tintformer.learning.rate_selection import RateChoice
-from tintformer.learning.text import Encoded, decode_continuation
+from tintformer.learning.text import Encoded, decode, decode_continuation
 from tintformer.learning.tint import Tint
 from tintformer.learning.tuned import Tuned
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.rule.trainable import trainable_weights
+from tintformer.study.coloured import Piece, cut
 from tintlab.checks.verify.first_blocks import in_float64
 from tintlab.checks.verify.gradients import Gradients, compare, parameters, rate_of_share, simulated_gradient
 from tintlab.checks.verify.lockstep import split_name
 from tintlab.checks.verify.verify_settings import SHARE
 from tintlab.methods.fine_tuning import FineTuned, fine_tune
-from tintlab.reports.pieces import Piece, Words, cut, name_of
 from tintlab.show.intervals import standard_error
 
 ALTERNATIVES = 5
@@ -313,3 +314,33 @@ def _cosine(layer: int | None, found: Gradients, truth: Gradients, moved: set[st
         compare([found[name] for name in each], [truth[name] for name in each]).cosine for each in (some, names)
     )
     return Cosine(layer=layer, moved=of_some, everything=of_all)
+
+
+LONGEST_NAME = 48
+"""Characters of a name that a text gets from its first words."""
+
+
+def name_of(text: str) -> str:
+    """What a text without a name is called: its first words, in quotes."""
+    opening = " ".join(text[: 4 * LONGEST_NAME].split())
+    if len(opening) <= LONGEST_NAME:
+        return f"\N{LEFT DOUBLE QUOTATION MARK}{opening}\N{RIGHT DOUBLE QUOTATION MARK}"
+    words = opening[:LONGEST_NAME].rpartition(" ")[0] or opening[:LONGEST_NAME]
+    return f"\N{LEFT DOUBLE QUOTATION MARK}{words} \N{HORIZONTAL ELLIPSIS}\N{RIGHT DOUBLE QUOTATION MARK}"
+
+
+class Words:
+    """The text of a vocabulary's entries, a leading space included."""
+
+    def __init__(self, tokenizer: Any):
+        self.tokenizer = tokenizer
+        self.of = cache(self._of)
+
+    def _of(self, token: int) -> str:
+        stored = self.tokenizer.convert_ids_to_tokens(token)
+        if stored is None:  # the matrix of the head may have more rows than the tokenizer has entries
+            return f"[{token}]"
+        word = decode(self.tokenizer, [token])
+        # sentencepiece drops the space of a token that it decodes alone
+        spaced = str(stored).startswith("\u2581") and not word.startswith(" ")
+        return f" {word}" if spaced else word or str(stored)

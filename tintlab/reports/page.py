@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from itertools import takewhile
@@ -13,16 +14,17 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from tintformer.console import on_one_line
-from tintformer.errors import TintError
+from tintformer.errors import InputError, TintError
 from tintformer.learning.words import distinct_words
 from tintformer.rule.rule_names import rule_text
 from tintformer.storage.whole_files import check_directory as check
 from tintformer.storage.whole_files import whole_files
+from tintformer.study.coloured import LEVELS, REST, SIGNS, colour_limit, shade, shown, visible
+from tintformer.study.learn_result import LearnResult
+from tintformer.typed_fields import checked
 from tintformer.version import __version__
-from tintlab.reports.collect import Alternative, Report, ScoredToken
-from tintlab.reports.coloured import LEVELS, colour_limit, shade
+from tintlab.reports.collect import Alternative, Report, ScoredToken, collect
 from tintlab.reports.drawing import NAMES, Drawing, draw, drawable, numbered, smoothing_window, tidy, unit_exponent
-from tintlab.reports.pieces import REST, SIGNS, shown, visible
 from tintlab.show.plot_style import WITHOUT_FIGURES, has_matplotlib
 
 PAGE = "report.html"
@@ -55,6 +57,33 @@ def write(report: Report, directory: Path) -> Path:
             "directory"
         ) from error
     return directory / PAGE
+
+
+def report(result: LearnResult, directory: str | os.PathLike[str], *, cosine: bool | None = None) -> Path:
+    """Write the page that `tint report` writes, and return its path: `report.html` and its figures.
+
+    Args:
+        result: What `tintformer.learn` returned.
+        directory: Where to; it is made.
+        cosine: Whether the rule's gradient is compared with the exact one; None leaves that out for a large model.
+    """
+    checked("result", result, LearnResult, InputError)
+    if not result.train_tokens:
+        raise TintError("nothing was learnt from this text, so there is no pass to report on")
+    check_directory(Path(directory))
+    found = collect(
+        result.auxiliary,
+        result.rule,
+        result.text,
+        result.encoded,
+        result.auxiliary.tokenizer,
+        train_tokens=result.train_tokens,
+        engine=result.engine,
+        choice=result.choice,
+        statistics=result.statistics,
+        cosine=cosine,
+    )
+    return write(found, Path(directory))
 
 
 def check_directory(directory: Path) -> None:

@@ -15,9 +15,9 @@ from tiny import TEXT, make_model, make_tokenizer
 import tintformer as tint
 from tintformer.learning.rate_selection import RateChoice, RatePoint
 from tintformer.learning.text import encode
+from tintformer.study.coloured import visible
 from tintlab.reports import Report, collect, write
 from tintlab.reports.page import perplexity
-from tintlab.reports.pieces import visible
 
 SIZES = [(1280, 900), (390, 844)]
 TRAIN = 60

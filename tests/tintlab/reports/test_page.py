@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
+from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,9 +18,9 @@ import pytest
 from pages import Read, make
 from tiny import TEXT
 
+from tintformer.study.coloured import COLOURS, SHADES, visible
 from tintlab.reports import Report, write
-from tintlab.reports.collect import Continuations
-from tintlab.reports.pieces import name_of, visible
+from tintlab.reports.collect import Continuations, name_of
 
 AWKWARD = (
     "\"</script><script>a(1)</script>\" & <b x='y'>\n\n\tHa \U0001f600\U0001f600 "
@@ -97,3 +98,12 @@ def test_largest_changes_are_words_in_context(tmp_path: Path) -> None:
         assert unescape(piece) == visible(token.lstrip() or token)
         assert unescape(left + before + piece + after + right) in text
     assert any(before + piece + after in ("Verrell", "lantern") for _, _, before, _, piece, after, _ in rows)
+
+
+def test_the_shades_are_those_of_the_page() -> None:
+    css = (files("tintlab.reports") / "page.css").read_text(encoding="utf-8")
+    for kind, colour in COLOURS.items():
+        assert f"--{kind}-rgb: {', '.join(map(str, colour))};" in css
+        for level, share in enumerate(SHADES, 1):
+            strength = "var(--strength)" if share == 1 else f"calc(var(--strength) * {share})"
+            assert f".{kind}-{level} {{ background: rgba(var(--{kind}-rgb), {strength}); }}" in css

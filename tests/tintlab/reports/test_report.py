@@ -19,8 +19,11 @@ from pages import RULE, TRAIN, Read, make
 from tiny import TEXT, make_model, make_tokenizer
 
 import tintformer as tint
+import tintlab as lab
 from tintformer.execution.batch import Batch
 from tintformer.learning.text import decode_continuation, encode
+from tintformer.study.coloured import cut, visible
+from tintformer.study.learn import score_text
 from tintlab import reports
 from tintlab.checks.verify.gradients import align, simulated_gradient, true_gradient
 from tintlab.methods.fine_tuning import fine_tune
@@ -28,7 +31,6 @@ from tintlab.reports import Report, write
 from tintlab.reports.collect import LIMIT, cosines
 from tintlab.reports.drawing import NAMES, short, smooth, smoothing_window, tidy
 from tintlab.reports.page import perplexity, rule_text, signed
-from tintlab.reports.pieces import cut, visible
 
 
 def test_the_numbers_are_those_of_the_pass(report: Report, tmp_path: Path) -> None:
@@ -326,3 +328,25 @@ def test_small_functions() -> None:
     assert (short(0.0), short(9.999), short(123.4)) == ("0.00", "10.0", "123")
     assert (perplexity(800.0), perplexity(1.0), perplexity(7.0)) == ("\u221e", "2.72", "1,097")
     assert {"collect", "write"} <= set(reports.__all__)
+
+
+# The same in Python.
+
+
+def test_the_page_of_a_result_is_that_of_the_command(
+    model: Path, run_here: Callable[..., None], tmp_path: Path
+) -> None:
+    result = tint.learn(str(model), TEXT, learning_rate=0.01)
+    page = lab.report(result, tmp_path / "python", cosine=False)
+    run_here(model, TEXT, "--learning-rate", 0.01, "--no-cosine", "-o", tmp_path / "command")
+    files = sorted(path.name for path in (tmp_path / "command").iterdir())
+    assert [path.name for path in sorted(page.parent.iterdir())] == files
+    assert page.read_text(encoding="utf-8") == (tmp_path / "command" / page.name).read_text(encoding="utf-8")
+
+
+def test_an_update_that_was_learnt_earlier_has_no_report(model: Path) -> None:
+    result = tint.learn(str(model), TEXT, learning_rate=0.01)
+    with pytest.raises(tint.TintError, match="nothing was learnt from this text"):
+        lab.report(score_text(result.auxiliary, TEXT, result.tuned), "nowhere")
+    with pytest.raises(tint.InputError, match="result"):
+        lab.report("a text", "nowhere")  # type: ignore[arg-type]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from pathlib import Path
 
 from tintformer.errors import InputError, brief
+from tintformer.storage.configs import total_memory
 
 UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-CGROUP = Path("/sys/fs/cgroup/memory.max")
 MEMINFO = Path("/proc/meminfo")
 
 
@@ -24,13 +23,6 @@ def parse_size(text: str) -> int:
     if math.isinf(size):
         raise InputError(f"{brief(text)} is more memory than can be counted; write it as 24GB or 80GiB")
     return int(size)
-
-
-def total_memory() -> int:
-    """All that this process could ever have: the machine's, or what its container is allowed."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = CGROUP.read_text().strip() if CGROUP.exists() else "max"
-    return min(machine, int(limit)) if limit.isdigit() else machine
 
 
 def free_memory(device: str = "cpu") -> int:

@@ -20,10 +20,7 @@ from tintformer.execution.batch import Batch
 from tintformer.execution.output import Logits, positions_of, predict
 from tintformer.rule.learning_rule import LearningRule, require_rule
 from tintformer.storage.configs import meta_auxiliary, read_config
-from tintformer.storage.foreign_text import user_path
-from tintformer.storage.packages import model_directory
 from tintformer.typed_fields import Range, checked
-from tintlab.checks.plan.device_memory import total_memory
 from tintlab.checks.plan.meter import Meter
 
 MAX_TOKENS = 2**31
@@ -171,22 +168,6 @@ def plan(
         flops=run.flops,
         forward_flops=forward.flops,
     )
-
-
-def refuse_the_impossible(model: str, dtype: torch.dtype) -> None:
-    """Refuse a model that this machine could not run on a few tokens, before it is read or fetched.
-
-    What is in doubt may try: nobody else's memory counts, and a model whose configuration is not at hand passes.
-    """
-    path = user_path(model)
-    directory = path if path.is_dir() else model_directory(model)
-    if directory and sum(file.stat().st_size for file in directory.iterdir()) < total_memory() / 16:
-        return  # with room to spare: no need to spend a second on it
-    try:
-        foreseen = plan(model, tokens=8, dtype=dtype)
-    except TintError:
-        return  # whoever does the work says what is wrong, and knows more
-    foreseen.require(total_memory())
 
 
 def _check(tokens: int, batch: int, train: int, engine: str) -> None:

@@ -12,7 +12,12 @@ from tintlab.cli.evaluate.paper_tables import table_icl, table_lm, table_setting
 from tintlab.cli.evaluate.regression import in_context_regression
 from tintlab.cli.evaluate.stream_command import streams
 
-evaluate = typer.Typer(help="The paper's experiments on any model and data.", no_args_is_help=True)
+evaluate = typer.Typer(
+    name="eval",
+    help="The paper's experiments on any model and data.",
+    no_args_is_help=True,
+    add_completion=False,
+)
 evaluate.command("lm")(language)
 evaluate.command("icl")(classification)
 evaluate.command("stream")(streams)

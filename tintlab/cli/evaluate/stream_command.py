@@ -7,11 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from tintformer.cli.options import Device, Dtype, Json, Model, Statistics
+from tintformer.cli.options import CarryOption, Chunk, Device, Dtype, Json, Model, Statistics, Window
 from tintformer.cli.rule_setup import check_place
 from tintlab.cli.evaluate import eval_options as options
 from tintlab.cli.evaluate.eval_run import carry_out, check_audit, started, threads_of
-from tintlab.cli.stream import CarryOption, Chunk, Window
 
 
 def streams(

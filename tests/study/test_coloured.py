@@ -6,13 +6,11 @@ from __future__ import annotations
 import math
 import re
 from html.parser import HTMLParser
-from importlib.resources import files
 
 import pytest
 
 import tintformer as tint
-from tintlab.reports import coloured_html
-from tintlab.reports.coloured import COLOURS, SHADES, STRENGTH, colour_limit, shade
+from tintformer.study.coloured import SHADES, STRENGTH, colour_limit, coloured_html, shade
 
 HOSTILE = [
     "<img src=x onerror='a(1)'>",
@@ -77,15 +75,6 @@ def test_any_numbers_will_do() -> None:
     assert "dotted" in coloured_html(["a"], [math.nan])
     with pytest.raises(tint.InputError, match="there are 2 tokens but 1 gains; give one for each, or None"):
         coloured_html(["a", "b"], [0.1])
-
-
-def test_the_shades_are_those_of_the_page() -> None:
-    css = (files("tintlab.reports") / "page.css").read_text(encoding="utf-8")
-    for kind, colour in COLOURS.items():
-        assert f"--{kind}-rgb: {', '.join(map(str, colour))};" in css
-        for level, share in enumerate(SHADES, 1):
-            strength = "var(--strength)" if share == 1 else f"calc(var(--strength) * {share})"
-            assert f".{kind}-{level} {{ background: rgba(var(--{kind}-rgb), {strength}); }}" in css
 
 
 def test_shades_and_their_limit() -> None:

@@ -1,14 +1,73 @@
-"""A text coloured by what a pass changed: which shade a token has, and the whole as HTML for a notebook."""
+"""A text token by token as a reader sees it, and coloured by what a pass changed, as HTML for a notebook."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from markupsafe import Markup, escape
 
 from tintformer.errors import InputError
-from tintlab.reports.pieces import SIGNS
+
+PieceKind = Literal["text", "special", "rest"]
+"""`special` tokens are not in the text; a `rest` is one more token of a character that was shown before."""
+
+SIGNS = {" ": "\u2423", "\n": "\u21b5", "\r": "\u240d", "\t": "\u21e5"}
+"""What stands for white space where it would not be seen."""
+
+
+REST = "\N{MIDLINE HORIZONTAL ELLIPSIS}"
+"""What stands for one more token of a character."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """One token."""
+
+    text: str
+    kind: PieceKind = "text"
+    gap: str = ""
+    """White space before it that belongs to no token: some tokenizers drop it."""
+
+
+def cut(text: str, tokens: Sequence[str]) -> tuple[Piece, ...]:
+    """Find each token in the text, from left to right; `tokens` are those of `tintformer.learning.text.Encoded`."""
+    pieces: list[Piece] = []
+    end = 0
+    for token in tokens:
+        rest = text[end:]
+        gap = rest[: len(rest) - len(rest.lstrip())]
+        if token and rest.startswith(token):
+            pieces.append(Piece(text=token))
+            end += len(token)
+        elif token and rest[len(gap) :].startswith(token):
+            pieces.append(Piece(text=token, gap=gap))
+            end += len(gap) + len(token)
+        else:
+            # Bytes of one character are tokens of their own, all with the whole character for a text.
+            again = bool(token) and bool(pieces) and text[:end].endswith(token)
+            pieces.append(Piece(text=token, kind="rest" if again else "special"))
+    return tuple(pieces)
+
+
+def visible(text: str) -> str:
+    """A token by itself, with signs for its line breaks and for the spaces at its ends."""
+    text = "".join(SIGNS[character] if character in "\n\r\t" else character for character in text)
+    start = len(text) - len(text.lstrip(" "))
+    end = len(text.rstrip(" "))
+    if start >= end:
+        return SIGNS[" "] * len(text)
+    return SIGNS[" "] * start + text[start:end] + SIGNS[" "] * (len(text) - end)
+
+
+def shown(piece: Piece) -> str:
+    """A token inside of the text; what the text does not have, as a sign."""
+    if piece.kind == "rest":
+        return REST
+    return piece.text if piece.kind == "text" else visible(piece.text) or "\N{EMPTY SET}"
+
 
 SHADES = (0.16, 0.36, 0.57, 0.78, 1.0)
 """Shares of the strongest colour, weak to strong; `page.css` has the same."""
