@@ -33,7 +33,7 @@ from tintformer.engines.reference import TensorExecutor
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch
 from tintformer.learning.text import find_tokenizer
-from tintformer.rule.trainable import trainable_weights
+from tintformer.rule.optimiser import trainable_weights
 from tintformer.storage.whole_files import whole_file
 from tintlab.show.plot_style import import_matplotlib
 

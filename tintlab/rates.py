@@ -25,7 +25,7 @@ from tintformer.learning.rate_search import RatePoint, rate_curve
 from tintformer.learning.rate_trials import FOLDS, Trials, fold
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.storage.cache_paths import cache_directory
-from tintformer.storage.foreign_files import read_foreign_json
+from tintformer.storage.untrusted_files import read_foreign_json
 from tintformer.storage.whole_files import whole_file
 from tintformer.version import __version__
 

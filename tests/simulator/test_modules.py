@@ -24,8 +24,8 @@ from tintformer.simulator.geometry import Geometry
 from tintformer.simulator.layouts import Layout
 from tintformer.simulator.module_factory import ModuleFactory
 from tintformer.simulator.modules.self_attention import AttentionInputs
-from tintformer.simulator.pieces import Cut, PieceStream
 from tintformer.simulator.primitives import attention as forms
+from tintformer.simulator.regions import Cut, PieceStream
 from tintformer.simulator.simulator_executor import SimulatorExecutor
 from tintformer.simulator.wiring import WiredOp
 

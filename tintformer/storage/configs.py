@@ -13,8 +13,8 @@ import yaml
 
 from tintformer.bundled import BUNDLED, bundled_directory
 from tintformer.errors import LoadError, TintError, cause, nearest
-from tintformer.storage.foreign_text import user_path
 from tintformer.storage.packages import PACKAGES, model_directory
+from tintformer.storage.untrusted_files import user_path
 
 if TYPE_CHECKING:
     import torch
@@ -137,8 +137,8 @@ def refuse_the_impossible(model: str, dtype: torch.dtype) -> None:
 def _read_path(path: Path) -> PretrainedConfig:
     from transformers import AutoConfig
 
-    from tintformer.storage.foreign_files import read_foreign_json
     from tintformer.storage.untrusted import refuse_code_and_huge_sizes
+    from tintformer.storage.untrusted_files import read_foreign_json
 
     file = path / "config.json" if path.is_dir() else path
     if not file.exists():

@@ -12,8 +12,7 @@ from markupsafe import Markup
 from torch import Tensor
 
 from tintformer.auxiliary.description import Auxiliary
-from tintformer.auxiliary.generation import NEW_TOKENS
-from tintformer.auxiliary.tokens import Encoded
+from tintformer.auxiliary.text import NEW_TOKENS, Encoded
 from tintformer.console import printable
 from tintformer.learning.rate_selection import RateChoice
 from tintformer.learning.tuned import Tuned

@@ -28,10 +28,9 @@ from transformers.modeling_utils import PreTrainedModel
 from tintformer.errors import LoadError, TintError, cause
 from tintformer.storage.checksums import write_tensors
 from tintformer.storage.fit import DTYPES, check_shapes, check_tables
-from tintformer.storage.foreign_files import check_model_files, read_foreign_json
-from tintformer.storage.foreign_text import user_path
 from tintformer.storage.safetensors_headers import INDEX, WEIGHTS, SafetensorsHeaders, refuse_adapters
 from tintformer.storage.untrusted import build_on_meta, is_finite, read_dtype, refuse_huge_generation
+from tintformer.storage.untrusted_files import check_model_files, read_foreign_json, user_path
 from tintformer.storage.whole_files import check_directory, check_settled, whole_files
 from tintformer.transformers.config import TintConfig
 

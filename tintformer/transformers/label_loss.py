@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tintformer.errors import InputError
-from tintformer.execution.arrays import as_tensor
+from tintformer.execution.inputs import as_tensor
 from tintformer.transformers.config import TintConfig
 
 IGNORED = -100

@@ -24,18 +24,16 @@ from tintformer.auxiliary.describe import describe
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.validation import check_model
 from tintformer.errors import InputError, LoadError, TintError
-from tintformer.execution.arrays import Array, as_optional_tensor
 from tintformer.execution.batch import Batch, LearningMasks
 from tintformer.execution.engine import Continues
-from tintformer.execution.token_arrays import mask_of, token_ids
+from tintformer.execution.inputs import Array, as_optional_tensor, mask_of, token_ids
 from tintformer.learning.engine_registry import ENGINES, make_engine
 from tintformer.learning.rate_selection import with_rates
 from tintformer.rule.learning_rule import LearningRule, require_number, require_rule
-from tintformer.storage.foreign_files import given_path
-from tintformer.storage.foreign_text import user_path
 from tintformer.storage.loading import load
 from tintformer.storage.safetensors_headers import read_headers
 from tintformer.storage.saved_configs import checked_settings
+from tintformer.storage.untrusted_files import given_path, user_path
 from tintformer.transformers import files
 from tintformer.transformers.cache import TintCache
 from tintformer.transformers.card import model_card

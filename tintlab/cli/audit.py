@@ -190,8 +190,7 @@ def _documents(file: Sequence[Path] | None, ids: Path | None, tokenizer: str | N
 
 
 def _read_ids(path: Path) -> tuple[tuple[int, ...], ...]:
-    from tintformer.storage.foreign_files import read_foreign_json
-    from tintformer.storage.foreign_text import user_path
+    from tintformer.storage.untrusted_files import read_foreign_json, user_path
 
     content: Any = read_foreign_json(user_path(path), error=InputError)
     documents: Any = content if isinstance(content, list) and content and isinstance(content[0], list) else [content]

@@ -13,7 +13,7 @@ import typer
 from tintformer.cli.options import Json
 from tintformer.console import doing, print_json, print_table, say
 from tintformer.errors import InputError, nearest
-from tintformer.storage.foreign_text import user_path
+from tintformer.storage.untrusted_files import user_path
 
 SourceKind = Literal["data", "package", "bundled", "hub"]
 _SENTENCES = {"fetched": "fetched to", "present": "is there already:", "bundled": "comes with the package:"}

@@ -24,7 +24,7 @@ from tintformer.console import print_json, say
 from tintformer.errors import InputError, LoadError
 from tintformer.learning.split import TRAIN_FRACTION, Split
 from tintformer.rule.learning_rule import require_built
-from tintformer.storage.foreign_text import user_path
+from tintformer.storage.untrusted_files import user_path
 from tintlab.cli.inspect_network import inspect_network
 
 if TYPE_CHECKING:

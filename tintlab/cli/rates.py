@@ -96,7 +96,7 @@ def read_texts(paths: list[Path] | None) -> list[str]:
 
 
 def _files(path: Path) -> list[Path]:
-    from tintformer.storage.foreign_text import user_path
+    from tintformer.storage.untrusted_files import user_path
 
     if not (directory := user_path(path)).is_dir():
         return [path]

@@ -74,7 +74,7 @@ def report(
     json: Json = False,
 ) -> None:
     """Do what `tint run` does, and write a page that shows what changed, token by token and inside of the model."""
-    from tintformer.auxiliary.generation import check_context_length
+    from tintformer.auxiliary.text import check_context_length
     from tintformer.learning.text import encode, find_tokenizer, read_text
     from tintlab.reports import check_directory, collect, write
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tintformer.errors import InputError, brief, listed
-from tintformer.storage.foreign_text import read_bytes
+from tintformer.storage.untrusted_files import read_bytes
 from tintlab.data.sources import DataRow, read_utf8, require_string, require_strings
 
 ENCODINGS = ("utf-8", "latin-1")

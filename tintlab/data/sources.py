@@ -19,10 +19,17 @@ from typing import Any
 from tintformer.console import hand_over
 from tintformer.errors import InputError, brief, cause, listed, nearest
 from tintformer.storage.cache_paths import rows_file
-from tintformer.storage.foreign_files import check_regular, parse_foreign_json
-from tintformer.storage.foreign_text import MAX_TEXT, check_characters, read_bytes, user_path
-from tintformer.storage.foreign_yaml import MAX_YAML, parse_foreign_yaml
 from tintformer.storage.hub_models import hub_is_found, require_hub
+from tintformer.storage.untrusted_files import (
+    MAX_TEXT,
+    MAX_YAML,
+    check_characters,
+    check_regular,
+    parse_foreign_json,
+    parse_foreign_yaml,
+    read_bytes,
+    user_path,
+)
 
 YAML_SUFFIXES = (".yaml", ".yml")
 ROW_SUFFIXES = (".jsonl", ".csv", ".tsv", ".parquet")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tintformer.errors import InputError, brief, listed
-from tintformer.storage.foreign_text import user_path
+from tintformer.storage.untrusted_files import user_path
 from tintlab.data.label_files import (
     LabelFiles,
     LabelTexts,

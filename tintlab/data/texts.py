@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tintformer.errors import InputError, brief
-from tintformer.storage.foreign_text import user_path
+from tintformer.storage.untrusted_files import user_path
 from tintlab.data.sources import (
     ROW_SUFFIXES,
     YAML_SUFFIXES,

@@ -13,7 +13,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 
 from tintformer.errors import InputError
-from tintformer.storage.foreign_text import user_path
+from tintformer.storage.untrusted_files import user_path
 from tintlab.data.scoring import Answers
 from tintlab.data.tasks import Task, demonstrations, load_task, test_examples
 

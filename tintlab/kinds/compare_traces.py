@@ -26,7 +26,7 @@ from tintlab.kinds.implicit_update import ImplicitUpdate, feed_forwards, kept_po
 
 if TYPE_CHECKING:
     from tintformer.auxiliary.description import Auxiliary
-    from tintformer.execution.hook_points import HookPoint
+    from tintformer.execution.hooks import HookPoint
     from tintformer.learning.tuned import Tuned
     from tintformer.learning.update_view import UpdateView
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from tintformer.auxiliary.description import Auxiliary, forks
 from tintformer.auxiliary.ops import Add, Attend, Fork, Linear, Step
 from tintformer.errors import InputError
-from tintformer.execution.arrays import Array, as_tensor
+from tintformer.execution.inputs import Array, as_tensor
 from tintformer.learning.tuned import Tuned
 from tintformer.storage.loading import load
 

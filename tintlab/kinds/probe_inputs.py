@@ -16,7 +16,7 @@ from typing import Any
 from tintformer.bundled import probe_directory
 from tintformer.errors import InputError, brief
 from tintformer.learning.text import given_text
-from tintformer.storage.foreign_text import check_characters, user_path
+from tintformer.storage.untrusted_files import check_characters, user_path
 from tintlab.data.sources import DataRow, read_rows
 
 CONTROL = "innocuous"

@@ -11,8 +11,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tintformer.errors import InputError, brief, cause
-from tintformer.storage.file_names import check_file_name, same_file_name
-from tintformer.storage.foreign_files import read_foreign_json
+from tintformer.storage.untrusted_files import check_file_name, read_foreign_json, same_file_name
 from tintformer.storage.whole_files import check_directory, whole_file, whole_files
 from tintlab.kinds.compare_figures import comparison_figures
 from tintlab.kinds.compare_tables import comparison_tables, findings

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tintformer.errors import InputError
 from tintformer.learning.rule_making import AUTO, preset_rule, sort_knobs
 from tintformer.learning.split import Split
-from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.rule_names import rule_text
+from tintformer.rule.learning_rule import LearningRule, rule_text
 from tintformer.storage.whole_files import check_directory
 from tintformer.typed_fields import Range, checked, shown
 from tintlab.kinds.sweep_result import SweepResult, SweepRow

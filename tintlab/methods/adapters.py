@@ -123,7 +123,7 @@ class _Examples:
 
 def _examples(batch: Batch, rows: Iterable[int]) -> Iterator[_Examples]:
     """The segments of some rows that have targets, each up to its last one."""
-    from tintformer.execution.token_arrays import SHARED
+    from tintformer.execution.inputs import SHARED
 
     for row in rows:
         attended, segments, unused = batch.attention_mask[row], batch.segment_ids[row], batch.train_positions[row]

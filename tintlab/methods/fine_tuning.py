@@ -19,7 +19,7 @@ from torch.nn import functional
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.learning.rate_selection import RateChoice, choose_rate
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.trainable import trainable_weights
+from tintformer.rule.optimiser import trainable_weights
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,7 +44,7 @@ class SharedGradients:
         """Every sequence learns from its own training part, and is predicted afterwards."""
         from tintformer.engines.fast import FastEngine
         from tintformer.execution.output import TintOutput, positions_of
-        from tintformer.rule.trainable import trainable_weights
+        from tintformer.rule.optimiser import trainable_weights
 
         learnt = self._learnt(auxiliary, _whole(rule), batch)
         updates = learnt.of(set(trainable_weights(rule, auxiliary))).scaled(rule.rate)

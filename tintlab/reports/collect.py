@@ -24,7 +24,7 @@ from tintformer.learning.text import Encoded, decode, decode_continuation
 from tintformer.learning.tint import Tint
 from tintformer.learning.tuned import Tuned
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.trainable import trainable_weights
+from tintformer.rule.optimiser import trainable_weights
 from tintformer.study.coloured import Piece, cut
 from tintlab.checks.verify.first_blocks import in_float64
 from tintlab.checks.verify.gradients import Gradients, compare, parameters, rate_of_share, simulated_gradient

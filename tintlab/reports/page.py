@@ -16,7 +16,7 @@ from markupsafe import Markup
 from tintformer.console import on_one_line
 from tintformer.errors import InputError, TintError
 from tintformer.learning.words import distinct_words
-from tintformer.rule.rule_names import rule_text
+from tintformer.rule.learning_rule import rule_text
 from tintformer.storage.whole_files import check_directory as check
 from tintformer.storage.whole_files import whole_files
 from tintformer.study.coloured import LEVELS, REST, SIGNS, colour_limit, shade, shown, visible

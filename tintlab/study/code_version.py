@@ -60,8 +60,7 @@ COMPUTES = (
 )
 """Modules and folders whose code decides the result of a unit."""
 DECIDES_NOTHING = {
-    "tintformer.auxiliary.tokens": "turns texts into tokens, which are in a record's identity",
-    "tintformer.auxiliary.generation": "continues texts; no unit does",
+    "tintformer.auxiliary.text": "turns texts into tokens, which are in a record's identity, and continues texts",
     "tintformer.bundled": "says where files lie; weights and texts are in a record's identity by their content",
     "tintformer.errors": "says what went wrong; a result with an error is not kept",
     "tintformer.console": "prints, and says what is being done",

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from tintformer.errors import InputError, TintWarning
-from tintformer.storage.foreign_files import read_foreign_json
 from tintformer.storage.staging import settle
+from tintformer.storage.untrusted_files import read_foreign_json
 from tintformer.storage.whole_files import whole_file
 
 FLOAT = "$float"

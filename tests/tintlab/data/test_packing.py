@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from tintformer import LearningRule, Tint
 from tintformer.errors import InputError
-from tintformer.execution.token_arrays import SHARED as SHARED_BY_TINT
+from tintformer.execution.inputs import SHARED as SHARED_BY_TINT
 from tintformer.learning.text import find_tokenizer
 from tintlab.data.packing import (
     SHARED,

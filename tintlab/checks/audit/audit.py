@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tintformer.errors import DivergenceError, InputError
-from tintformer.execution.arrays import Array, as_tensor
+from tintformer.execution.inputs import Array, as_tensor
 from tintformer.typed_fields import Range, checked
 from tintlab.checks.audit.certificate import Certificate, Check, Finding, Kind
 

@@ -17,17 +17,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tintformer.auxiliary.ops import Attend, Linear, Norm, Weight
-from tintformer.execution.hook_points import HookPoint, When
-from tintformer.rule.trainable import trained_weights
+from tintformer.execution.hooks import HookPoint, When
+from tintformer.rule.optimiser import trained_weights
 from tintformer.simulator import prefix
 from tintformer.simulator.geometry import Geometry
 from tintformer.simulator.layouts import Module
 from tintformer.simulator.module_factory import receives_gradient
 from tintformer.simulator.modules.norm import held
-from tintformer.simulator.pieces import Cut, PieceStream
 from tintformer.simulator.primitives.attention import Attention, Bias, Joined, Port, Positional
 from tintformer.simulator.primitives.tokenwise import DimensionWise, SplitWise
-from tintformer.simulator.regions import PHASES, PREFIX, Phase, Region
+from tintformer.simulator.regions import PHASES, PREFIX, Cut, Phase, PieceStream, Region
 from tintformer.simulator.simulator import Simulator
 from tintformer.simulator.wiring import ModuleOp, WiredOp
 from tintlab.checks.accounting.simulator_size import KINDS

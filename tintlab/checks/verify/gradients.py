@@ -21,7 +21,7 @@ from tintformer.engines.oracle import OracleEngine
 from tintformer.execution.batch import Batch
 from tintformer.execution.engine import Engine
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.trainable import trainable_weights
+from tintformer.rule.optimiser import trainable_weights
 from tintlab.checks.verify.lockstep import split_name
 
 Gradients = dict[str, Tensor]

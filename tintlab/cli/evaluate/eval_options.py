@@ -9,7 +9,7 @@ import typer
 
 from tintformer.cli.options import check_rate
 from tintformer.errors import InputError, brief
-from tintformer.storage.file_names import check_file_name, to_file_name
+from tintformer.storage.untrusted_files import check_file_name, to_file_name
 
 Rate = Annotated[
     str,

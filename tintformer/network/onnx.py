@@ -1,15 +1,185 @@
-"""Which operators of ONNX an op of torch stands for: a table for what goes element by element, else functions."""
+"""Writes a traced pass down as an ONNX graph: every op of torch by the few operators that it stands for.
+
+A translation of our own, because passes are made of some fifty ops and of thousands of nodes: torch's exporter
+decomposes, translates and simplifies each of them in general, which takes ten times as long. Here equal constants are
+stored once, equal nodes are computed once and nothing is kept that no output depends on.
+
+Which operators of ONNX an op of torch stands for: a table for what goes element by element, else functions.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
+import onnx
 import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
-from tintformer.network.onnx_nodes import Nodes
+ONNX_DTYPES = {
+    torch.float32: TensorProto.FLOAT,
+    torch.float64: TensorProto.DOUBLE,
+    torch.int64: TensorProto.INT64,
+    torch.bool: TensorProto.BOOL,
+}
+
+
+class Nodes:
+    """What has been written so far, and the names of values by node of the trace."""
+
+    def __init__(self) -> None:
+        self.values: dict[Node, Any] = {}
+        """The name of a node's result, or a list of names, or a number."""
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: dict[str, onnx.TensorProto] = {}
+        self.known: dict[Any, list[str]] = {}
+        """Results by operator, inputs and attributes: the same again is not computed again."""
+        self.here = ""
+        """The part of the model that is being written; names of nodes begin with it."""
+        self.batch: Node | None = None
+        """The number of sequences, where it is known at run time alone."""
+        self.num_values = 0
+
+    def constant(self, value: Any, dtype: torch.dtype | None = None) -> str:
+        """The name of a stored tensor; equal ones are stored once."""
+        tensor = value.detach().cpu() if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=dtype)
+        array = tensor.contiguous().numpy()
+        key = hashlib.sha256(repr((array.dtype, array.shape)).encode() + array.tobytes()).hexdigest()[:24]
+        name = f"c{key}"
+        if name not in self.constants:
+            self.constants[name] = numpy_helper.from_array(array, name)
+        return name
+
+    def node(self, kind: str, inputs: Sequence[str], *, count: int = 1, **attributes: Any) -> Any:
+        """The result of an operator, or a list of them."""
+        key = kind, tuple(inputs), tuple(sorted((name, repr(value)) for name, value in attributes.items()))
+        if key not in self.known:
+            results = [f"v{self.num_values + i}" for i in range(count)]
+            self.num_values += count
+            name = f"{self.here}/{kind}.{results[0]}"
+            self.nodes.append(helper.make_node(kind, list(inputs), results, name=name, **attributes))
+            self.known[key] = results
+        results = self.known[key]
+        return results[0] if count == 1 else results
+
+    def tensor(self, value: Any, dtype: torch.dtype) -> str:
+        """A value of the trace, or a number, as a tensor of a dtype."""
+        if not isinstance(value, Node):
+            return self.constant(value, dtype)
+        if not isinstance(value.meta["val"], torch.Tensor):  # a size that is known at run time alone
+            return self.values[value]
+        name = self.values[value]
+        if value.meta["val"].dtype != dtype:
+            name = self.node("Cast", [name], to=ONNX_DTYPES[dtype])
+        return name
+
+    def sizes(self, sizes: Sequence[Any]) -> str:
+        """A shape: constant, or put together at run time."""
+        if all(isinstance(size, int) for size in sizes):
+            return self.constant(list(sizes), torch.int64)
+        parts = [self.constant([size], torch.int64) if isinstance(size, int) else self.values[size] for size in sizes]
+        return self.node("Concat", parts, axis=0)
+
+    def reshape(self, name: str, shape: Sequence[Any]) -> str:
+        # The batch alone may be unknown, and a single size is inferred.
+        sizes = [size if isinstance(size, int) else -1 for size in shape]
+        assert sizes.count(-1) <= 1, f"{shape} is no shape with one unknown size"
+        return self.node("Reshape", [name, self.constant(sizes, torch.int64)])
+
+    def axes(self, *axes: int) -> str:
+        return self.constant(list(axes), torch.int64)
+
+
+OPSET = 18
+IR_VERSION = 10
+"""Of the file: old enough for runtimes of the last years."""
+
+Scope = Callable[[Node], str]
+
+
+def write_graph(
+    program: ExportedProgram, *, inputs: Sequence[str], outputs: Sequence[str], scope: Scope, description: str
+) -> onnx.ModelProto:
+    """The ONNX model of a traced module; `scope` names the part of the model that a node belongs to."""
+    return _Writer(program, inputs, outputs, scope).model(description)
+
+
+class _Writer(Nodes):
+    """The graph of a trace: its inputs, the translation of every op, and its outputs."""
+
+    def __init__(self, program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str], scope: Scope):
+        super().__init__()
+        self.program = program
+        self.inputs = [self._placeholder(name) for name in self._enter(inputs)]
+        for node in program.graph.nodes:
+            if node.op == "call_function":
+                self.here = scope(node)
+                self.values[node] = translate(self, node)
+        (results,) = next(node for node in program.graph.nodes if node.op == "output").args
+        self.outputs = [self._leave(node, name) for node, name in zip(results, outputs, strict=True)]
+
+    def model(self, description: str) -> onnx.ModelProto:
+        nodes, used = self._needed()
+        graph = helper.make_graph(
+            nodes,
+            "pass",
+            [value for value, _ in self.inputs],
+            self.outputs,
+            [tensor for name, tensor in self.constants.items() if name in used],
+        )
+        return helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", OPSET)],
+            ir_version=IR_VERSION,
+            producer_name="tintformer",
+            doc_string=description,
+        )
+
+    def _needed(self) -> tuple[list[onnx.NodeProto], set[str]]:
+        """The nodes that an output depends on, in order, and the names of all that is used."""
+        used = {output.name for output in self.outputs}
+        needed: list[onnx.NodeProto] = []
+        for node in reversed(self.nodes):
+            if used.intersection(node.output):
+                needed.append(node)
+                used.update(node.input)
+        return needed[::-1], used
+
+    # Where values enter and leave.
+
+    def _enter(self, names: Sequence[str]) -> list[tuple[Node, str]]:
+        """Take the module's own tensors as constants; what is left are inputs."""
+        nodes = {node.name: node for node in self.program.graph.nodes if node.op == "placeholder"}
+        given: list[Node] = []
+        for spec in self.program.graph_signature.input_specs:
+            node = nodes[spec.arg.name]
+            if spec.kind == InputKind.USER_INPUT:
+                given.append(node)
+                continue
+            assert spec.target is not None
+            stored = self.program.state_dict if spec.target in self.program.state_dict else self.program.constants
+            self.values[node] = self.constant(stored[spec.target])
+        return list(zip(given, names, strict=True))
+
+    def _placeholder(self, given: tuple[Node, str]) -> tuple[onnx.ValueInfoProto, str]:
+        node, name = given
+        self.values[node] = name
+        return _value_info(name, node), name
+
+    def _leave(self, node: Node, name: str) -> onnx.ValueInfoProto:
+        self.nodes.append(helper.make_node("Identity", [self.values[node]], [name], name=f"output/{name}"))
+        return _value_info(name, node)
+
+
+def _value_info(name: str, node: Node) -> onnx.ValueInfoProto:
+    value = node.meta["val"]
+    shape = [size if isinstance(size, int) else "batch" for size in value.shape]
+    return helper.make_tensor_value_info(name, ONNX_DTYPES[value.dtype], shape)
 
 
 class UntranslatedError(Exception):
