@@ -1,11 +1,21 @@
 # pyright: basic
-"""Small experiments of every kind on the bundled models, whose numbers must not move while a kind's version stays."""
+"""Small experiments of every kind on the bundled models, whose numbers must not move while a kind's version stays.
+
+    python tests/golden_units.py
+
+records the numbers of kinds whose `version` was raised, and of units that are new. Do not change a case, add one:
+`golden/records_by_code` has records of these.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from praise import save_task
@@ -23,9 +33,16 @@ from tintlab.kinds.regression import InContextRegression
 from tintlab.kinds.sweep import text_sweep
 from tintlab.study.experiment import Experiment
 from tintlab.study.runner import Runner
+from tintlab.study.store import to_json
 from tintlab.study.tuning import run_experiment
 
 GOLDEN = Path(__file__).with_name("golden")
+NUMBERS = GOLDEN / "units.json"
+COMMAND = "python tests/golden_units.py"
+TOLERANCE = 1e-9
+"""Absolute or relative: processors differ by 1e-11 in these units, and what is learnt changes them by 1e-3 and more."""
+COUNTED = ("flops",)
+"""Left out: what attention counts as depends on the kernel that a processor has."""
 RATES = (1e-4, 1e-3)
 OWN = "My dear Charlotte, I am delighted with your letter, and I shall answer it before the post goes out."
 CALM = "The road goes down to the village between two rows of old trees, and the church stands at the end of it."
@@ -99,6 +116,7 @@ def cases(place: Path, dtype: str = "float64") -> dict[str, Case]:
     comparison = Comparison(
         **demonstrations, rates=RATES, shots=(2,), tests=2, tuning=2, orders=2, controls=("shuffled",)
     )
+    compared = comparison.units(("pretrained", 2), "tint", 1e-3, "test")
     sweep, probe = _sweep(dtype), _probe(dtype)
     return {
         "lm": Case(experiment=language, units=_tests(language, tint=1e-4, **{"tint-paper": 1e-4, "lora": 1e-5})),
@@ -109,7 +127,7 @@ def cases(place: Path, dtype: str = "float64") -> dict[str, Case]:
             experiment=regression,
             units=_tests(regression, **{"many-steps": 0.05, "least-squares": 0.0, "perceptron": 0.05}),
         ),
-        "compare": Case(experiment=comparison, units=_tests(comparison, tint=1e-3)),
+        "compare": Case(experiment=comparison, units=dict(zip(COMPARED, compared, strict=True))),
         "probe": Case(experiment=probe.experiment, units=dict(zip(PROBED, probe.units(), strict=True))),
         "sweep": Case(experiment=sweep, units=SWEPT),
     }
@@ -120,6 +138,7 @@ SWEPT = {
     "default": LearningRule(learning_rate=1e-4, steps=2),
     "muon": LearningRule(learning_rate=1e-3, optimizer="muon", layers=1),
 }
+COMPARED = ("true labels", "shuffled labels")
 PROBED = ("nothing", "control read", "own read", "control learnt", "own learnt")
 
 
@@ -139,3 +158,69 @@ def _probe(dtype: str) -> ProbeStudy:
     auxiliary = open_model("nano-llama", dtype).auxiliary
     asked = ask({"innocuous": [CALM], "own": [OWN]}, PROBES, 1e-3, "default", None, None, {}, tokens=None, quick=False)
     return prepare(asked, auxiliary, "nano-llama", threads=1)
+
+
+def by_kind(found: Mapping[str, Case]) -> dict[str, dict[str, Case]]:
+    """The cases of each kind."""
+    kinds: dict[str, dict[str, Case]] = {}
+    for name, case in found.items():
+        kinds.setdefault(case.experiment.kind, {})[name] = case
+    return kinds
+
+
+def numbers(found: Mapping[str, Case]) -> dict[str, Any]:
+    """What the units of these cases give, as JSON has it."""
+    return {
+        f"{name}: {unit}": {
+            key: to_json(value) for key, value in case.experiment.run(asked).items() if key not in COUNTED
+        }
+        for name, case in found.items()
+        for unit, asked in case.units.items()
+    }
+
+
+def moved(found: Any, expected: Any, where: str = "") -> Iterator[str]:
+    """Where two results differ, as sentences; what `found` has besides is no difference."""
+    if isinstance(expected, dict) and isinstance(found, dict):
+        for key, value in expected.items():
+            yield from moved(found.get(key), value, f"{where}/{key}")
+    elif isinstance(expected, list) and isinstance(found, list) and len(found) == len(expected):
+        for number, value in enumerate(expected):
+            yield from moved(found[number], value, f"{where}[{number}]")
+    elif isinstance(expected, float) and isinstance(found, float):
+        if not math.isclose(found, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+            yield f"{where} is {found!r} and was {expected!r}"
+    elif found != expected:
+        yield f"{where} is {found!r} and was {expected!r}"
+
+
+def check(experiment: Any, found: Any, expected: Any) -> None:
+    """Fail if a number of an experiment's kind has moved."""
+    first = next(moved(found, expected), None)
+    assert first is None, (
+        f"{first}; if that is meant, raise `version` of {type(experiment).__name__} and record anew by {COMMAND}"
+    )
+
+
+def record(experiment: Any, found: dict[str, Any], known: dict[str, Any]) -> None:
+    """Put the numbers of an experiment's kind among those that are known, if its version or the unit is new."""
+    of_kind = known.get(experiment.kind, {})
+    if of_kind.get("version") == experiment.version:
+        check(experiment, found, of_kind["units"])
+        found = found | of_kind["units"]  # the last digits of this processor say nothing new
+    known[experiment.kind] = {"version": experiment.version, "units": found}
+
+
+def main() -> None:
+    known = json.loads(NUMBERS.read_text()) if NUMBERS.exists() else {}
+    with TemporaryDirectory() as place:
+        for found in by_kind(cases(Path(place))).values():
+            record(next(iter(found.values())).experiment, numbers(found), known)
+    NUMBERS.write_text(json.dumps(known, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except AssertionError as error:
+        sys.exit(str(error))
