@@ -10,7 +10,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from cases import some
@@ -24,7 +24,9 @@ from tintlab.study.store import RecordStore
 class Numbers:
     """What a runner asks of an experiment, besides its units."""
 
-    kind, version, dtype, threads, device_type = "numbers", 1, "float32", 1, "cpu"
+    kind: ClassVar[str] = "numbers"
+    version: ClassVar[int] = 1
+    dtype, threads, device_type = "float32", 1, "cpu"
 
 
 @dataclass(frozen=True)
