@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import product
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from tintformer.errors import InputError, brief
 from tintlab.data.models import untrained_identity
@@ -22,7 +22,6 @@ from tintlab.kinds.compare_measures import gather_samples
 from tintlab.kinds.compare_units import ComparisonUnit, UnitRun, Weights
 from tintlab.kinds.icl import AT_ONCE, InContextLearning, OpenTask, PromptUnit, open_task
 from tintlab.methods.methods import METHODS
-from tintlab.study.code_version import code_version
 from tintlab.study.experiment import ChosenOn, Experiment, require_within
 from tintlab.study.store import UnitResult
 
@@ -36,6 +35,10 @@ Control = Literal["shuffled", "untrained"]
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Experiment):
     """One model on one task: reading demonstrations against learning from them, for several numbers of them."""
+
+    kind: ClassVar[str] = "compare"
+    version: ClassVar[int] = 1
+    """Raised by hand when a number of these units changes."""
 
     methods: tuple[str, ...] = ("tint",)
     task: str
@@ -98,9 +101,7 @@ class Comparison(Experiment):
         opened, rule = self.opened(), self.rule(unit.method, unit.rate)
         model = opened.model.identity
         return {
-            "experiment": "comparison",
             "model": model if unit.weights == "pretrained" else untrained_identity(model, unit.seed),
-            "dtype": self.dtype,
             "rule": rule and asdict(rule),
             "task": opened.task.identity,
             "shots": unit.shots,
@@ -113,8 +114,6 @@ class Comparison(Experiment):
             "tuning": self.tuning if unit.part == "tuning" else None,
             "tests": self.tests if unit.part == "test" else None,
             "examples": [unit.start, unit.stop],
-            **self.hardware,
-            "code": code_version(),
         }
 
     def settings(self) -> list[tuple[Weights, int]]:

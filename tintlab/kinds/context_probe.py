@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tintformer.errors import DivergenceError, InputError
 from tintlab.data.models import OpenModel, open_model
@@ -14,7 +14,6 @@ from tintlab.data.prompts import Role
 from tintlab.data.tokenisation import tokenise
 from tintlab.kinds.probe_inputs import Context, Prompt
 from tintlab.methods.methods import Adaptation, learn_once
-from tintlab.study.code_version import code_version
 from tintlab.study.store import UnitResult, canonical, sha256
 
 if TYPE_CHECKING:
@@ -100,6 +99,10 @@ class ProbeUnit:
 class ContextProbe:
     """One model and the prompts that it is probed with."""
 
+    kind: ClassVar[str] = "probe"
+    version: ClassVar[int] = 1
+    """Raised by hand when a number of these units changes."""
+
     prompts: tuple[PromptTokens, ...]
     first: tuple[int, ...]
     """The token that begins a sequence, if the model has one."""
@@ -116,19 +119,18 @@ class ContextProbe:
     def __reduce__(self) -> Any:
         return _remade, (replace(self, opened=None).__dict__,)
 
+    @property
+    def device_type(self) -> str:
+        """Recorded, because kinds of devices add up in orders of their own."""
+        return self._opened().auxiliary.device.type
+
     def identity(self, unit: ProbeUnit) -> dict[str, Any]:
-        opened = self._opened()
         return {
-            "experiment": "probe",
-            "model": opened.identity,
-            "dtype": self.dtype,
-            "device": opened.auxiliary.device.type,
+            "model": self._opened().identity,
             "rule": unit.rule and asdict(unit.rule),
             "context": unit.context and sha256(canonical(asdict(unit.context))),
             "prompts": sha256(canonical([asdict(prompt) for prompt in self.prompts])),
             "around": [self.first, self.separator],
-            "threads": self.threads,
-            "code": code_version(),
         }
 
     def run(self, unit: ProbeUnit) -> UnitResult:

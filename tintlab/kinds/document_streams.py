@@ -18,7 +18,6 @@ from tintlab.methods.adapters import AdapterMethod
 from tintlab.methods.lora import Lora
 from tintlab.methods.methods import Adaptation, Method
 from tintlab.methods.stream_methods import STREAM_METHODS
-from tintlab.study.code_version import code_version
 from tintlab.study.experiment import ChosenOn, Experiment, require_within
 from tintlab.study.store import UnitResult, canonical, sha256
 
@@ -39,6 +38,9 @@ Documents = Literal["auto", "described", "articles", "blocks"]
 class DocumentStreams(Experiment):
     """One model on documents of one corpus, by several methods, each at the rate that is best on other documents."""
 
+    kind: ClassVar[str] = "stream"
+    version: ClassVar[int] = 1
+    """Raised by hand when a number of these units changes."""
     table: ClassVar[Mapping[str, Method]] = STREAM_METHODS
 
     data: str
@@ -104,16 +106,12 @@ class DocumentStreams(Experiment):
         opened = open_streams(self)
         rule = self.rule(unit.method, unit.rate)
         return {
-            "experiment": "document streams",
             "model": opened.model.identity,
-            "dtype": self.dtype,
             "method": "lora" if isinstance(rule, Lora) else "stream",
             "rule": rule and asdict(rule),
             "stream": asdict(opened.settings),
             "statistics": self._statistics_identity() if _needs_statistics(rule) else None,
             "tokens": sha256(canonical([opened.ids[at] for at in unit.documents])),
-            **self.hardware,
-            "code": code_version(),
         }
 
     def _statistics_identity(self) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tintformer.errors import DivergenceError, InputError
 from tintformer.rule.learning_rule import LearningRule
@@ -17,7 +17,6 @@ from tintlab.data.prompts import Encoder
 from tintlab.data.scoring import Answers, InputLearning, LabelScorer
 from tintlab.data.tasks import Example, Task, demonstrations, load_task, test_examples, tuning_examples
 from tintlab.methods.methods import METHODS, learn_once
-from tintlab.study.code_version import code_version
 from tintlab.study.experiment import ChosenOn, Experiment, require_within
 from tintlab.study.store import UnitResult
 
@@ -39,6 +38,10 @@ class InContextLearning(Experiment):
     Rates are chosen by label cross-entropy on tuning examples, one rate for all seeds, or by accuracy on the test
     examples themselves, for each seed or for all of them.
     """
+
+    kind: ClassVar[str] = "icl"
+    version: ClassVar[int] = 1
+    """Raised by hand when a number of these units changes."""
 
     task: str
     """A shipped description or a YAML file."""
@@ -80,9 +83,7 @@ class InContextLearning(Experiment):
         opened = open_task(self)
         rule = self.rule(unit.method, unit.rate)
         return {
-            "experiment": "in-context learning",
             "model": opened.model.identity,
-            "dtype": self.dtype,
             "rule": rule and asdict(rule),
             "engine": rule and self.engine,
             "task": opened.task.identity,
@@ -94,8 +95,6 @@ class InContextLearning(Experiment):
             "part": unit.part,
             # The first of few examples are the first of many (`tasks.py`), so their number decides nothing.
             "examples": [unit.start, unit.stop],
-            **self.hardware,
-            "code": code_version(),
         }
 
     def settings(self) -> list[tuple[int, ...]]:

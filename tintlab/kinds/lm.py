@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tintformer.errors import DivergenceError, InputError
 from tintformer.rule.learning_rule import LearningRule
@@ -14,7 +14,6 @@ from tintlab.data.models import OpenModel, open_model
 from tintlab.data.texts import Block, TextSet, load_texts
 from tintlab.methods.methods import learn_each, learn_once
 from tintlab.methods.shared_gradients import SharedGradients, knows_no_rate
-from tintlab.study.code_version import code_version
 from tintlab.study.experiment import ChosenOn, Experiment, require_within
 from tintlab.study.store import UnitResult
 
@@ -33,6 +32,10 @@ _TRIED, _ONCE = SharedGradients(many_rates=True), SharedGradients(many_rates=Fal
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelling(Experiment):
     """One model on one text, by several methods, each at the rate that is best on blocks of its own."""
+
+    kind: ClassVar[str] = "lm"
+    version: ClassVar[int] = 1
+    """Raised by hand when a number of these units changes."""
 
     data: str
     """A shipped description, a YAML file, or a text file or directory."""
@@ -76,17 +79,13 @@ class LanguageModelling(Experiment):
         opened = open_language(self)
         rule = self.rule(unit.method, unit.rate)
         return {
-            "experiment": "language modelling",
             "model": opened.model.identity,
-            "dtype": self.dtype,
             "rule": rule and asdict(rule),
             "engine": rule and self.engine,
             "data": opened.texts.identity,
             "length": opened.length,
             "train_tokens": unit.num_train,
             "blocks": list(unit.blocks),
-            **self.hardware,
-            "code": code_version(),
         }
 
     def settings(self) -> list[float]:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from tintformer.errors import DivergenceError, InputError
 from tintformer.rule.learning_rule import LearningRule
 from tintlab.methods.methods import Adaptation, Method
-from tintlab.study.code_version import code_version
 from tintlab.study.experiment import MAX_STEPS, ChosenOn, Experiment, require_within
 from tintlab.study.store import UnitResult
 
@@ -87,6 +86,9 @@ REGRESSION_METHODS: dict[str, RegressionMethod] = {
 class InContextRegression(Experiment):
     """Functions of one kind, by several methods, each at the rate that is best on other functions."""
 
+    kind: ClassVar[str] = "regression"
+    version: ClassVar[int] = 1
+    """Raised by hand when a number of these units changes."""
     table: ClassVar[Mapping[str, Method]] = REGRESSION_METHODS
 
     model: Function = "linear"  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -152,16 +154,12 @@ class InContextRegression(Experiment):
         method, rule = REGRESSION_METHODS[unit.method], self.rule(unit.method, unit.rate)
         drawn = draw(self, unit.part)
         return {
-            "experiment": "in-context regression",
             "functions": drawn.digest,
             "examples": unit.examples,
-            "dtype": self.dtype,
             "learner": method.learner and {"kind": method.learner, "hidden": self.hidden, "seed": self.seed},
             "solves": method.solves,
             "rule": rule and asdict(rule),
             "engine": rule and self.engine,
-            **self.hardware,
-            "code": code_version(),
         }
 
     def run(self, unit: RegressionUnit) -> UnitResult:

@@ -28,11 +28,7 @@ from tintlab.kinds.stream_results import stream_figures, stream_tables
 from tintlab.show.tables import ResultTable
 
 KINDS: dict[str, type[LanguageModelling | InContextLearning | DocumentStreams | InContextRegression | Comparison]] = {
-    "lm": LanguageModelling,
-    "icl": InContextLearning,
-    "stream": DocumentStreams,
-    "regression": InContextRegression,
-    "compare": Comparison,
+    each.kind: each for each in (LanguageModelling, InContextLearning, DocumentStreams, InContextRegression, Comparison)
 }
 _FORMATS = {"csv": "csv", "tex": "latex", "md": "markdown"}
 _FIGURES = {

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tintformer.errors import DivergenceError
 from tintlab.data.models import OpenModel, open_model
 from tintlab.methods.methods import Adaptation, learn_each, learn_once
-from tintlab.study.code_version import code_version
 from tintlab.study.store import UnitResult, canonical, sha256
 
 if TYPE_CHECKING:
@@ -18,6 +17,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TextSweep:
     """One model on one text, trained on its first tokens and scored on the rest; a unit is a rule, or None for none."""
+
+    kind: ClassVar[str] = "sweep"
+    version: ClassVar[int] = 1
+    """Raised by hand when a number of these units changes."""
 
     input_ids: tuple[int, ...]
     train_tokens: int
@@ -33,19 +36,18 @@ class TextSweep:
     def __reduce__(self) -> Any:
         return _remade, (replace(self, opened=None).__dict__,)
 
+    @property
+    def device_type(self) -> str:
+        """Recorded, because kinds of devices add up in orders of their own."""
+        return self._opened().auxiliary.device.type
+
     def identity(self, unit: Adaptation | None) -> dict[str, Any]:
-        opened = self._opened()
         return {
-            "experiment": "sweep",
-            "model": opened.identity,
-            "dtype": self.dtype,
-            "device": opened.auxiliary.device.type,
+            "model": self._opened().identity,
             "rule": unit and asdict(unit),
             "engine": unit and self.engine,
             "tokens": sha256(canonical(self.input_ids)),
             "train_tokens": self.train_tokens,
-            "threads": self.threads,
-            "code": code_version(),
         }
 
     def run(self, unit: Adaptation | None) -> UnitResult:

@@ -43,6 +43,9 @@ def require_within(name: str, value: int | None, least: int, most: int = MAX_COU
 class Experiment(ABC):
     """One model by several methods, each at the rate that is best on data of its own."""
 
+    kind: ClassVar[str]
+    version: ClassVar[int]
+    """Raised by hand when a number changes, see `RunsUnits`."""
     table: ClassVar[Mapping[str, Method]] = METHODS
     """All methods that it can compare, by name."""
 
@@ -81,10 +84,9 @@ class Experiment(ABC):
         return find_methods(self.methods, self.table)
 
     @property
-    def hardware(self) -> dict[str, Any]:
-        """What decides the last digits of a result: threads, and a device that is not the CPU."""
-        kind = (self.device or "cpu").partition(":")[0]
-        return {"threads": self.threads, **({} if kind == "cpu" else {"device": kind})}
+    def device_type(self) -> str:
+        """Recorded, because kinds of devices add up in orders of their own."""
+        return (self.device or "cpu").partition(":")[0]
 
     @property
     def has_one_rate(self) -> bool:
@@ -107,7 +109,7 @@ class Experiment(ABC):
 
     @abstractmethod
     def identity(self, unit: Any) -> dict[str, Any]:
-        """Everything that decides the result of a unit."""
+        """What decides the result of a unit, besides what `unit_identity` adds for every kind."""
 
     @abstractmethod
     def run(self, unit: Any) -> UnitResult:

@@ -20,7 +20,7 @@ from datetime import timedelta
 from functools import cache
 from multiprocessing import get_context, parent_process
 from threading import Thread
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 from tintformer.errors import InputError, TintError, cause
 from tintformer.threads import use_sleeping_threads
@@ -44,8 +44,35 @@ a word is waited for that long. A process that dies closes its connections, whic
 class RunsUnits(Protocol):
     """What the runner asks of an experiment, which it sends to other processes."""
 
+    kind: ClassVar[str]
+    """What its records and runs call it."""
+    version: ClassVar[int]
+    """Raised by hand when a number changes: records of another version do not count. The golden units of the tests fail
+    until it is. Raised without need, it has all units done again."""
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def device_type(self) -> str: ...
     def identity(self, unit: Any) -> dict[str, Any]: ...
     def run(self, unit: Any) -> UnitResult: ...
+
+
+def unit_identity(experiment: RunsUnits, unit: Any) -> dict[str, Any]:
+    """Everything that decides the result of a unit; its record is named after it.
+
+    The code is there as the version of the kind alone: words, names and places may change, and no record is lost.
+    """
+    return {
+        "kind": experiment.kind,
+        "version": experiment.version,
+        "dtype": experiment.dtype,
+        "threads": experiment.threads,
+        "device": experiment.device_type,
+        **experiment.identity(unit),
+    }
 
 
 class Runner:
@@ -72,7 +99,7 @@ class Runner:
 
     def complete(self, experiment: RunsUnits, units: Sequence[Any]) -> list[UnitResult]:
         """The results of all units, in their order; units with one identity are one piece of work."""
-        identities = [experiment.identity(unit) for unit in units]
+        identities = [unit_identity(experiment, unit) for unit in units]
         keys = [key_of(identity) for identity in identities]
         found = self._found(dict(zip(keys, identities, strict=True)))
         # Units of one identity share a record but count one by one, so that the bar reaches its end.

@@ -120,16 +120,20 @@ class RecordStore:
 
     def __iter__(self) -> Iterator[ExperimentRecord]:
         """All whole records, by key."""
-        for path in sorted(self.directory.glob("[0-9a-f][0-9a-f]/[!.]*.json")):
+        for path in self.paths():
             if (record := self._whole(path)) is not None:
                 yield record
+
+    def paths(self) -> list[Path]:
+        """The files of all records, damaged ones included, by key."""
+        return sorted(self.directory.glob("[0-9a-f][0-9a-f]/[!.]*.json"))
 
     def _path(self, key: str) -> Path:
         return self.directory / key[:2] / f"{key}.json"
 
     def _whole(self, path: Path) -> ExperimentRecord | None:
         try:
-            return _read(path)
+            return read_record(path)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -148,7 +152,7 @@ class RecordStore:
         except OSError as error:
             raise InputError(f"cannot move {path} aside: {error.strerror}; it is corrupted, so remove it") from error
         try:  # Another process may have set the bad one aside and written a good one since it was read.
-            record = _read(aside, path.stem)
+            record = read_record(aside, path.stem)
         except ValueError:
             warnings.warn(f"{path} {reason}; it is set aside as {aside} and done again", TintWarning, stacklevel=4)
             return None
@@ -160,7 +164,7 @@ def _checksum(identity: Any, result: Any) -> str:
     return sha256(canonical([identity, result]))
 
 
-def _read(path: Path, key: str | None = None) -> ExperimentRecord:
+def read_record(path: Path, key: str | None = None) -> ExperimentRecord:
     """A record that is what its name and its checksum say; any other raises a ValueError with the reason."""
     if stat.S_ISDIR(path.stat().st_mode):  # no record was ever there, and what is there stays
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))

@@ -25,7 +25,7 @@ from tintformer.bundled import read_text
 from tintformer.cli.app import app
 from tintformer.errors import InputError, TintError
 from tintlab.cli.evaluate.eval_run import threads_of
-from tintlab.study.runner import ProcessGroup, Runner, fail_together
+from tintlab.study.runner import ProcessGroup, Runner, fail_together, unit_identity
 from tintlab.study.store import RecordStore
 
 TINT = Path(sys.executable).parent / "tint"
@@ -174,7 +174,7 @@ def test_every_rank_ends_up_with_all_records_and_nothing_is_done_twice(tmp_path:
     experiment = Doubling(tmp_path)
     stores = [RecordStore(tmp_path / ("records" if common else f"records-{rank}")) for rank in range(3)]
     for store, number in zip(stores, (5, 6, 5), strict=True):  # as if an earlier run had been stopped
-        store.save({"number": number}, {"double": 2 * number, "exact": 0.1 + 0.2})
+        store.save(unit_identity(experiment, number), {"double": 2 * number, "exact": 0.1 + 0.2})
 
     def complete(group: ProcessGroup) -> list[int]:
         results = Runner(stores[group.rank], group=group).complete(experiment, [1, 2, 3, 4, 5, 6, 104, 7])

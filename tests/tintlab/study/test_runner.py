@@ -10,7 +10,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from cases import some
@@ -21,8 +21,16 @@ from tintlab.study.runner import Runner
 from tintlab.study.store import RecordStore
 
 
+class Numbers:
+    """What a runner asks of an experiment, besides its units."""
+
+    kind: ClassVar[str] = "numbers"
+    version: ClassVar[int] = 1
+    dtype, threads, device_type = "float32", 1, "cpu"
+
+
 @dataclass(frozen=True)
-class Doubling:
+class Doubling(Numbers):
     """Units are numbers; each leaves a mark when it is done. Numbers that differ by 100 are the same work."""
 
     marks: Path
@@ -84,7 +92,7 @@ def test_records_alone(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Sleeping:
+class Sleeping(Numbers):
     """Units that say who does them, and take long."""
 
     marks: Path

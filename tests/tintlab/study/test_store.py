@@ -136,7 +136,7 @@ def test_a_good_record_that_another_process_has_just_written_is_not_set_aside(
 ) -> None:
     store = RecordStore(tmp_path)
     store.save(IDENTITY, RESULT)
-    read, calls = record_store._read, []
+    read, calls = record_store.read_record, []
 
     def late(*arguments: Any) -> Any:
         calls.append(arguments)
@@ -144,7 +144,7 @@ def test_a_good_record_that_another_process_has_just_written_is_not_set_aside(
             raise ValueError("is what it was before the other process repaired it")
         return read(*arguments)
 
-    monkeypatch.setattr(record_store, "_read", late)
+    monkeypatch.setattr(record_store, "read_record", late)
     assert store.find(IDENTITY) == RESULT
     assert store.find(IDENTITY) == RESULT and list((tmp_path / "corrupt").iterdir()) == []
 

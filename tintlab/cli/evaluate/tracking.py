@@ -90,12 +90,10 @@ def tracking(name: str | None, run: Run, output: Path) -> Generator[Tracking]:
 
 def _configuration(run: Run) -> dict[str, Any]:
     """What is asked for, as plain values; those that differ between the experiments of a run with commas."""
-    from tintlab.study.code_version import code_version
-
     fields = [asdict(experiment) for experiment in run.experiments]
     values = {name: list(dict.fromkeys(_plain(each[name]) for each in fields)) for name in fields[0]}
     common = {name: found[0] if len(found) == 1 else ", ".join(map(str, found)) for name, found in values.items()}
-    return {"run": run.name, "kind": run.kind, "code": code_version(), **common}
+    return {"run": run.name, "kind": run.kind, "version": run.experiments[0].version, **common}
 
 
 def _plain(value: Any) -> Any:
