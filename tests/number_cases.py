@@ -33,7 +33,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "simulator-paper": ("simulator", {"layout": "paper", "stack": 2}),
     "simulator-untied": ("simulator", {"tie_blocks": False, "stack": 3}),
     "softmax-pair": ("simulator", {"attention": "softmax"}),
-    "softmax-printed": ("simulator", {"attention": "softmax", "softmax_form": "printed"}),
+    "printed-softmax": ("simulator", {"attention": "softmax", "softmax_form": "printed"}),
     "softmax-paper": ("simulator", {"attention": "softmax", "layout": "paper"}),
     "network-loop": ("network", {"loop": True, "max_tokens": 13}),
     "network-dense": ("network", {"dense": True}),
