@@ -72,7 +72,7 @@ def with_another_version(before: Numbers, after: Numbers) -> bool:
     if missing := before.keys() ^ after.keys():
         print(f"{len(missing)} values exist in one version only, such as {min(missing)}")
     largest = Largest("with the other version, value by value:")
-    for key in before.keys() & after.keys():
+    for key in (key for key in before if key in after):
         allowed = TOLERANCES.get(kind(key.split("/")[2]), EXACT)
         largest.add(key, _distance(before[key], after[key]), allowed)
     return largest.report() and not missing

@@ -57,9 +57,7 @@ def optimisers() -> Numbers:
     """Every optimiser and way to descend, on every engine that can do it."""
     for number, (optimiser, knobs) in enumerate(OPTIMISERS.items()):
         for name in (FIRST[number % len(FIRST)], "llama-grouped"):
-            rule, options = make_rule("full", steps=3, **knobs), {}
-            if rule.optimizer == "rms":
-                options["statistics"] = _statistics(make_model(name))
+            rule, options = make_rule("full", steps=3, **knobs), _statistics(name, knobs)
             for engine in ENGINES if rule.optimizer == "sgd" else ("fast", "reference", "oracle"):
                 yield from of_a_pass(f"{name}/{optimiser}", engine, make_model(name), rule, make_batch(), **options)
             yield from _adapted(f"{name}/{optimiser}", make_model(name), rule, make_batch(), **options)
@@ -68,12 +66,12 @@ def optimisers() -> Numbers:
 def streams() -> Numbers:
     """What a stream scores and learns: every family and every way to carry the past, and every optimiser."""
     ids = torch.randint(3, VOCABULARY, (2, 40), generator=torch.Generator().manual_seed(3))
+    cases: list[tuple[str, str, Any, dict[str, Any]]]
     cases = [(name, "full", carry, {}) for name in FIRST for carry in ("none", "recompute", "cache")]
     cases += [("llama-grouped", optimiser, "cache", knobs) for optimiser, knobs in OPTIMISERS.items()]
     for name, rule, carry, knobs in cases:
-        learn = make_rule("full", **knobs)
-        options = {"statistics": _statistics(make_model(name))} if learn.optimizer == "rms" else {}
-        pieces = list(tint.Tint(make_model(name), learn, **options).stream(ids, chunk=8, window=20, carry=carry))
+        reader = tint.Tint(make_model(name), make_rule("full", **knobs), **_statistics(name, knobs))
+        pieces = list(reader.stream(ids, chunk=8, window=20, carry=carry))
         key = f"{name}/{rule}/stream-{carry}"
         yield f"{key}/token_loss", torch.cat([piece.token_loss for piece in pieces], dim=1)
         yield from _updates(key, 2, pieces[-1].state.updates)
@@ -172,9 +170,13 @@ def _updates(key: str, num_rows: int, of_row: Callable[[int], dict[str, Tensor]]
             yield f"{key}/row {row}/{parameter}", change
 
 
-def _statistics(model: Any) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(5)
-    return {name: 0.1 + torch.rand(p.shape, generator=generator, dtype=p.dtype) for name, p in model.named_parameters()}
+def _statistics(name: str, knobs: dict[str, Any]) -> dict[str, Any]:
+    """The option of a rule that divides by root mean squares: positive numbers for every weight."""
+    if knobs.get("optimizer") != "rms":
+        return {}
+    generator, weights = torch.Generator().manual_seed(5), make_model(name).named_parameters()
+    drawn = {weight: 0.1 + torch.rand(p.shape, generator=generator, dtype=p.dtype) for weight, p in weights}
+    return {"statistics": drawn}
 
 
 PARTS = (rules, optimisers, streams, generation, forms, masks, examples)
