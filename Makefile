@@ -29,7 +29,7 @@ demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(LIGHT)) ## train a small mode
 
 # One thread a process: two test processes share the cores, each with files of its own as long as it has any, so that
 # what the tests of a file share is made once.
-test sweep portable oldest newest: export OMP_NUM_THREADS := 1
+test sweep portable compare oldest newest: export OMP_NUM_THREADS := 1
 
 test: $(INSTALLED) ## run the tests (without the sweep)
 	-@$(MAKE) --no-print-directory models # what cannot be had is skipped by the tests, with a reason
@@ -59,8 +59,14 @@ SEED ?= 0
 fuzz: $(INSTALLED) ## attack the engines with random cases and all readers with damaged files (MINUTES=5 SEED=0)
 	$(BIN)/python -W ignore tests/fuzz.py --minutes $(MINUTES) --seed $(SEED)
 
-compare: $(INSTALLED) ## compare every family's numbers with those of another version (BEFORE=FILE, see the script)
-	$(BIN)/python -W ignore tests/compare_numbers.py compare $(BEFORE)
+# What a reorganisation must not change. BEFORE=FILE: the numbers also value by value with another version's (the script
+# says how they are recorded).
+FROZEN := tests/test_public_names.py tests/bundled/test_bundled.py::test_the_texts_that_rates_are_measured_on_stay
+compare: $(INSTALLED) ## compare numbers, commands, Python names and texts with those in tests/frozen (BEFORE=FILE)
+	@same=0; \
+	$(BIN)/pytest -q $(FROZEN) || same=1; \
+	$(BIN)/python -W ignore tests/compare_numbers.py $(BEFORE) || same=1; \
+	exit $$same
 
 # Both ends of the range of transformers in pyproject.toml, each in an environment on top of .venv. The tests are those
 # that would notice: every family is read as its own model is, generates and comes back from a file. What our own code
