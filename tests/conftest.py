@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 import tempfile
-import zlib
 from collections.abc import Generator
 from pathlib import Path
 
@@ -50,16 +49,7 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Silence transformers, if a test file has imported it, and say whether shapes are checked against annotations."""
-    if "jaxtyping" in sys.modules:
-        import jaxtyping
-
-        # Checking makes a test take four times as long, and who calls a function hardly changes what it is given: every
-        # sixteenth test of what computes does it, chosen by its name, and the whole sweep.
-        computes = item.path.parent.name in ("rule", "execution", "engines", "simulator", "network", "learning")
-        drawn = computes and zlib.crc32(item.nodeid.encode()) % 16 == 0
-        checked = drawn or item.get_closest_marker("sweep")
-        jaxtyping.config.update("jaxtyping_disable", not checked)
+    """Silence transformers, if a test file has imported it."""
     if "transformers" in sys.modules:
         from transformers.utils import logging
 

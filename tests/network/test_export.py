@@ -143,7 +143,8 @@ def test_a_layer_may_not_choose_by_what_it_computes() -> None:
 
 @pytest.mark.parametrize("engine", some(["fast", "network"]))
 def test_padding_may_hold_any_number(engine: str) -> None:
-    found, batch = exported(engine, "llama", make_rule("default"), 7), make_batch(lengths=(7, 5), padding="left")
+    found = exported(engine, "llama", make_rule("mean", steps=2), 7, dynamic_batch=True)
+    batch = make_batch(lengths=(7, 5), padding="left")
     ids, attended, trains = (tensor[1:] for tensor in tensors(batch))
     first, second = (
         run_exported(found.model, (torch.where(attended == 1, ids, number), attended, trains))[0]
