@@ -46,9 +46,8 @@ COMMA := ,
 SPACE := $(subst ,, )
 SHAPES := --jaxtyping-packages=$(subst $(SPACE),$(COMMA),$(strip $(CHECKED))),beartype.beartype
 shapes: $(INSTALLED) ## check shapes against their annotations in a few tests that reach all that computes
-	$(BIN)/pytest -q $(SHAPES) tests/rule tests/execution/test_walk.py tests/execution/test_example_batch.py \
-		tests/engines/test_example_parity.py tests/engines/test_row_rates.py tests/network/test_descent.py \
-		tests/tintlab/checks/theorems/test_theorem_attention.py tests/tintlab/checks/theorems/test_theorem_differences.py
+	$(BIN)/pytest -q $(SHAPES) tests/rule tests/execution tests/engines/test_example_parity.py \
+		tests/engines/test_row_rates.py tests/network/test_descent.py tests/tintlab/checks/theorems/test_theorem_attention.py
 
 sweep: $(INSTALLED) ## run the exhaustive sweep over families, rules and shapes
 	$(BIN)/pytest -n 2 --dist worksteal -m sweep $(SHAPES)

@@ -334,10 +334,10 @@ _CALLED: dict[Any, Any] = {}
 
 
 def call_once(name: str, rule: LearningRule, engine: str, batch: dict[str, Any]) -> Any:
-    """What an engine makes of a batch, before and after; made once a session and shared, so never change it."""
+    """What an engine makes of a batch; made once a session and shared, so never change it."""
     from tintformer import Tint
 
     key = name, rule, engine, *((key, str(value.tolist())) for key, value in sorted(batch.items()))
     if key not in _CALLED:
-        _CALLED[key] = call(Tint(make_model(name), rule, engine=engine), batch, before=True)
+        _CALLED[key] = call(Tint(make_model(name), rule, engine=engine), batch)
     return _CALLED[key]

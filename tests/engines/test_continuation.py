@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import MODELS, covering, make_batch, make_model, make_rule
+from cases import FIRST, MODELS, covering, make_batch, make_model, make_rule
 
 import tintformer as tint
 from tintformer.execution.batch import Batch
@@ -55,7 +55,14 @@ def assert_same(batch: dict[str, Any], found: torch.Tensor, expected: torch.Tens
     torch.testing.assert_close(found[kept], expected[kept], rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize(("name", "engine"), covering(list(MODELS), list(ENGINES)))
+VARIANTS = [
+    pytest.param(name, engine, marks=pytest.mark.sweep)
+    for name, engine in itertools.product(MODELS, ENGINES)
+    if name not in FIRST
+]
+
+
+@pytest.mark.parametrize(("name", "engine"), covering(FIRST, ENGINES) + VARIANTS)
 def test_a_continuation_is_the_whole_pass(name: str, engine: str) -> None:
     sim = tint.Tint(make_model(name), make_rule("default"), engine=engine)
     for padding in ("left", "none"):

@@ -9,6 +9,7 @@ import json
 import os
 import pickle
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,10 +175,16 @@ def test_two_files_and_nothing_pickled(tmp_path: Path, monkeypatch: pytest.Monke
 # What is refused.
 
 
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("intact")
+    make("gpt2-lean")[0].save_pretrained(place)
+    return place
+
+
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    make("gpt2-lean")[0].save_pretrained(tmp_path / "saved")
-    return tmp_path / "saved"
+def saved(tmp_path: Path, intact: Path) -> Path:
+    return shutil.copytree(intact, tmp_path / "saved")
 
 
 def cut(name: str, keep: Callable[[int], int]) -> Callable[[Path], None]:
