@@ -82,7 +82,7 @@ compare: $(INSTALLED) ## compare every family's numbers with those of another ve
 WOULD_NOTICE := tests/auxiliary/test_families.py tests/engines/test_parity.py \
 	tests/transformers/test_generate.py tests/transformers/test_register.py tests/transformers/test_save.py
 OURS := network or papers_layout or padded or packed or top_layer or label_loss or given_positions or \
-	(three_steps and not full) or flipped_bit or interrupted_save or cut_into_files
+	every_rule or flipped_bit or interrupted_save or cut_into_files
 oldest: TRANSFORMERS := $(shell sed -n 's/.*"\(transformers\)>=\([0-9.]*\),<.*".*/\1==\2/p' pyproject.toml)
 newest: TRANSFORMERS := $(shell sed -n 's/.*"\(transformers>=[0-9.]*,<.*\)".*/\1/p' pyproject.toml)
 oldest: ## run the parity tests with the oldest transformers that is supported

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -177,6 +177,11 @@ def some(values: Sequence[Any], keep: int = 1) -> list[Any]:
         return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.sweep)
 
     return [value if i < keep else swept(value) for i, value in enumerate(values)]
+
+
+def swept(values: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Several arguments each as parameters of a test, all of them for the sweep."""
+    return [pytest.param(*value, marks=pytest.mark.sweep) for value in values]
 
 
 def make_config(name: str) -> Any:

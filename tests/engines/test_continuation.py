@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import FIRST, MODELS, covering, make_batch, make_model, make_rule
+from cases import FIRST, MODELS, covering, make_batch, make_model, make_rule, swept
 
 import tintformer as tint
 from tintformer.execution.batch import Batch
@@ -55,11 +55,7 @@ def assert_same(batch: dict[str, Any], found: torch.Tensor, expected: torch.Tens
     torch.testing.assert_close(found[kept], expected[kept], rtol=0, atol=1e-9)
 
 
-VARIANTS = [
-    pytest.param(name, engine, marks=pytest.mark.sweep)
-    for name, engine in itertools.product(MODELS, ENGINES)
-    if name not in FIRST
-]
+VARIANTS = swept(itertools.product([name for name in MODELS if name not in FIRST], ENGINES))
 
 
 @pytest.mark.parametrize(("name", "engine"), covering(FIRST, ENGINES) + VARIANTS)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import FIRST, MODELS, RULES, alone, call, covering, make_batch, make_model, make_rule
+from cases import FIRST, MODELS, RULES, alone, call, covering, make_batch, make_model, make_rule, swept
 
 import tintformer as tint
 
@@ -73,6 +73,8 @@ def test_three_steps_on_all_layers(name: str) -> None:
     assert_agree(make_model(name), make_rule("full", steps=3), make_batch())
 
 
+ODD = ("gpt2-odd", "opt-350m-kind")
+VARIANTS = [name for name in MODELS if name not in FIRST]
 # Every model, and every rule twice; the others so that each rule meets layer and RMS norms, gated MLPs and plain ones,
 # and each that changes attention meets positions that are rotated, learnt and sloped. The sweep has all pairs.
 PAIRS = [*zip(MODELS, itertools.cycle(RULES))]
@@ -86,16 +88,15 @@ def test_every_model_and_every_rule_on_every_engine(name: str, rule: str) -> Non
     assert_agree(make_model(name), make_rule(rule, steps=2), make_batch(lengths=(11, 8)), [*ENGINES, *NETWORK])
 
 
-@pytest.mark.parametrize(("name", "rule"), covering([*FIRST, "gpt2-odd", "opt-350m-kind"], ["full", "paper"]))
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        *covering([*FIRST, *ODD], ["full", "paper"]),
+        *swept((name, rule) for name in VARIANTS for rule in ("full", "paper") if name not in ODD),
+    ],
+)
 def test_the_papers_layout(name: str, rule: str) -> None:
     assert_agree(make_model(name), make_rule(rule), make_batch(lengths=(11, 8)), PAPER)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in (*FIRST, "gpt2-odd", "opt-350m-kind")])
-@pytest.mark.parametrize("rule", ["full", "paper"])
-def test_the_papers_layout_of_every_variant(name: str, rule: str) -> None:
-    assert_agree(make_model(name), make_rule(rule), make_batch(), PAPER)
 
 
 @pytest.mark.parametrize("name", FIRST)
@@ -166,10 +167,10 @@ def test_sweep(name: str, rule: str, layers: int | None, steps: int) -> None:
         engines.assert_agree(batch)
 
 
-@pytest.mark.parametrize(
-    ("name", "how"),
-    covering(FIRST, [("left", "fast"), ("right", "reference"), ("right", "fast"), ("left", "reference")]),
-)
+HOW = [("left", "fast"), ("right", "reference"), ("right", "fast"), ("left", "reference")]
+
+
+@pytest.mark.parametrize(("name", "how"), covering(FIRST, HOW) + swept(itertools.product(VARIANTS, HOW)))
 def test_a_padded_batch_equals_each_sequence_alone(name: str, how: tuple[str, str]) -> None:
     padding, engine = how
     sim = tint.Tint(make_model(name), make_rule("full", steps=2), engine=engine)

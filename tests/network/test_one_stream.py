@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import DESCENTS, assert_same, call, make_batch, make_model, make_rule, some
+from cases import DESCENTS, assert_same, call, make_batch, make_model, make_rule, some, swept
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -121,7 +121,7 @@ def watched(network: tint.Network) -> Iterator[Reach]:
     [
         *((case, "structured") for case in CASES),
         (("mistral", "norm-scale"), "dense"),
-        *(pytest.param(case, "dense", marks=pytest.mark.sweep) for case in CASES if case[0] != "mistral"),
+        *swept((case, "dense") for case in CASES if case[0] != "mistral"),
     ],
 )
 def test_a_layer_reads_the_stream_and_its_own_constants(case: tuple[str, str], form: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import FIRST, assert_same, call, make_batch, make_model, make_rule, some
+from cases import FIRST, assert_same, call, make_batch, make_model, make_rule, some, swept
 from torch import Tensor
 
 import tintformer as tint
@@ -291,8 +291,8 @@ STORED = ("gpt2", "llama", "bloom", "gpt_neo")
     [
         *((name, "lean") for name in STORED),
         ("llama", "paper"),
-        *(pytest.param(name, "lean", marks=pytest.mark.sweep) for name in FIRST if name not in STORED),
-        *(pytest.param(name, "paper", marks=pytest.mark.sweep) for name in ("gpt2", "bloom")),
+        *swept((name, "lean") for name in FIRST if name not in STORED),
+        *swept(itertools.product(["gpt2", "bloom"], ["paper"])),
     ],
 )
 def test_stored_scores_are_transposed_scores(name: str, layout: str) -> None:
@@ -355,8 +355,8 @@ def test_the_bias_behind_several_pieces_moves_once(layout: str) -> None:
     [
         *itertools.product(["gpt2-odd", "llama-grouped", "bloom", "phi-grouped"], ["lean"]),
         *itertools.product(["gpt2-odd", "qwen3"], ["paper"]),
-        *(pytest.param(name, "lean", marks=pytest.mark.sweep) for name in (*FIRST, "gemma-grouped") if name != "bloom"),
-        *(pytest.param(name, "paper", marks=pytest.mark.sweep) for name in ("gpt2", "phi-grouped")),
+        *swept((name, "lean") for name in (*FIRST, "gemma-grouped") if name != "bloom"),
+        *swept(itertools.product(["gpt2", "phi-grouped"], ["paper"])),
     ],
 )
 def test_padding_stays_exactly_zero(name: str, layout: str) -> None:
