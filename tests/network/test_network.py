@@ -39,7 +39,9 @@ FORMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(("name", "form"), covering(FAMILIES, list(FORMS)))
 @pytest.mark.parametrize("rule", some(["full", "default"]))
 def test_every_form_is_the_same_network(name: str, form: str, rule: str) -> None:
-    model, learn, batch = make_model(name), make_rule(rule, steps=2), make_batch(lengths=(7, 4, 5), padding="left")
+    layers = 1 if "dense" in form else None  # a dense form takes a hundred times as long
+    learn = make_rule(rule, steps=2, layers=layers)
+    model, batch = make_model(name), make_batch(lengths=(7, 4, 5), padding="left")
     expected = call(tint.Tint(model, learn, engine="network"), batch)
     found = call(tint.Tint(model, learn, engine="network", **FORMS[form]), batch)
     seen = batch["attention_mask"].bool()

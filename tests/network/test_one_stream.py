@@ -40,10 +40,11 @@ CASES = [
 ]
 
 
-def make(name: str, rule: str = "default", **knobs: Any) -> tuple[tint.Network, Batch, Any]:
+def make(name: str, rule: str = "default", layers: int | None = None, **knobs: Any) -> tuple[tint.Network, Batch, Any]:
     """A network, and a batch of three documents of different lengths, with its flags."""
     data = make_batch()
-    network = tint.compile(make_model(name), make_rule(rule), max_tokens=data["input_ids"].shape[1], **knobs)
+    learn = make_rule(rule, layers=layers)
+    network = tint.compile(make_model(name), learn, max_tokens=data["input_ids"].shape[1], **knobs)
     batch = Batch.of(network.auxiliary, **data)
     return network, batch, network.flags(batch)
 
@@ -229,9 +230,10 @@ def test_a_shift_of_tokens_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("name", "rule"), some(CASES, 3))
+@pytest.mark.parametrize("layers", some([1, None]))
 @torch.no_grad()
-def test_every_layer_is_the_one_of_a_textbook(name: str, rule: str) -> None:
-    assert_textbook(*make(name, rule))
+def test_every_layer_is_the_one_of_a_textbook(name: str, rule: str, layers: int | None) -> None:
+    assert_textbook(*make(name, rule, layers))
 
 
 @torch.no_grad()

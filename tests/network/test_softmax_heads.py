@@ -20,9 +20,9 @@ RATIOS = {"printed": (1.6, 2.4), "pair": (3.2, 4.8)}
 """By what the error falls when the step halves: of the first order as printed, of the second as a pair."""
 
 
-def error(name: str, rule: str, **knobs: Any) -> float:
+def error(name: str, rule: str, layers: int | None = None, **knobs: Any) -> float:
     """Of the logits, against the same network with linear attention."""
-    model, learn = make_model(name), make_rule(rule)
+    model, learn = make_model(name), make_rule(rule, layers=layers)
     exact = call_once(name, learn, "network", BATCH)
     found = call(tint.Tint(model, learn, engine="network", dense=True, attention="softmax", **knobs), BATCH)
     return float((found.logits - exact.logits)[BATCH["attention_mask"].bool()].abs().max())
@@ -33,7 +33,7 @@ def error(name: str, rule: str, **knobs: Any) -> float:
     [("gpt2", "pair", 7), pytest.param("llama-grouped", "printed", 12, marks=pytest.mark.sweep)],
 )
 def test_order_of_error(name: str, form: str, start: int) -> None:
-    errors = [error(name, "default", softmax_form=form, softmax_epsilon=2.0**-k) for k in range(start, start + 3)]
+    errors = [error(name, "default", 1, softmax_form=form, softmax_epsilon=2.0**-k) for k in range(start, start + 3)]
     low, high = RATIOS[form]
     for coarse, fine in itertools.pairwise(errors):
         assert low < coarse / fine < high
