@@ -18,7 +18,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo package test sweep portable fuzz compare oldest newest models lint format docs figures bench clean
+.PHONY: help demo package test shapes sweep portable fuzz compare oldest newest models lint format docs figures bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -29,14 +29,28 @@ demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(LIGHT)) ## train a small mode
 
 # One thread a process: two test processes share the cores, each with files of its own as long as it has any, so that
 # what the tests of a file share is made once.
-test sweep portable compare oldest newest: export OMP_NUM_THREADS := 1
+test shapes sweep portable compare oldest newest: export OMP_NUM_THREADS := 1
 
 test: $(INSTALLED) ## run the tests (without the sweep)
 	-@$(MAKE) --no-print-directory models # what cannot be had is skipped by the tests, with a reason
 	$(BIN)/pytest -n 2 --dist worksteal
 
+# Shapes are checked as these modules are imported, which makes a test take up to four times as long. Those that meet the
+# user are left out, because bad input must get their own errors and not the checker's.
+CHECKED := tintformer.rule.linear tintformer.rule.norm tintformer.rule.activation tintformer.rule.attention \
+	tintformer.rule.head tintformer.rule.difference tintformer.engines tintformer.simulator.primitives \
+	tintformer.simulator.prefix tintformer.simulator.regions tintformer.network.layers \
+	tintformer.network.attention_layers tintformer.network.dense tintformer.network.weights \
+	tintlab.checks.theorems tintformer.execution.walk tintformer.execution.batch tintformer.auxiliary.ops
+COMMA := ,
+SPACE := $(subst ,, )
+SHAPES := --jaxtyping-packages=$(subst $(SPACE),$(COMMA),$(strip $(CHECKED))),beartype.beartype
+shapes: $(INSTALLED) ## check shapes against their annotations in a few tests that reach all that computes
+	$(BIN)/pytest -q $(SHAPES) tests/rule tests/execution tests/engines/test_example_parity.py \
+		tests/engines/test_row_rates.py tests/network/test_descent.py tests/tintlab/checks/theorems/test_theorem_attention.py
+
 sweep: $(INSTALLED) ## run the exhaustive sweep over families, rules and shapes
-	$(BIN)/pytest -n 2 --dist worksteal -m sweep
+	$(BIN)/pytest -n 2 --dist worksteal -m sweep $(SHAPES)
 
 # What rounds differently on other processors: sums in another order (MKL and ATen as they are elsewhere), and weights
 # that lie elsewhere in memory (tests/misaligned.py).
@@ -74,7 +88,7 @@ compare: $(INSTALLED) ## compare numbers, commands, Python names and texts with 
 WOULD_NOTICE := tests/auxiliary/test_families.py tests/engines/test_parity.py \
 	tests/transformers/test_generate.py tests/transformers/test_register.py tests/transformers/test_save.py
 OURS := network or papers_layout or padded or packed or top_layer or label_loss or given_positions or \
-	(three_steps and not full) or flipped_bit or interrupted_save or cut_into_files
+	every_rule or flipped_bit or interrupted_save or cut_into_files
 oldest: TRANSFORMERS := $(shell sed -n 's/.*"\(transformers\)>=\([0-9.]*\),<.*".*/\1==\2/p' pyproject.toml)
 newest: TRANSFORMERS := $(shell sed -n 's/.*"\(transformers>=[0-9.]*,<.*\)".*/\1/p' pyproject.toml)
 oldest: ## run the parity tests with the oldest transformers that is supported

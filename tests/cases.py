@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -179,6 +179,11 @@ def some(values: Sequence[Any], keep: int = 1) -> list[Any]:
     return [value if i < keep else swept(value) for i, value in enumerate(values)]
 
 
+def swept(values: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Several arguments each as parameters of a test, all of them for the sweep."""
+    return [pytest.param(*value, marks=pytest.mark.sweep) for value in values]
+
+
 def make_config(name: str) -> Any:
     import transformers
 
@@ -307,10 +312,10 @@ def assert_learns_as_torch(name: str, rule: LearningRule, batch: dict[str, Any],
     """Logits and updates of every sequence are those of autograd and torch.optim, and of the reference."""
     from tintformer import Tint
 
-    model, seen = make_model(name), batch["attention_mask"].bool()
-    ours = call(Tint(model, rule, **engine), batch)
+    seen = batch["attention_mask"].bool()
+    ours = call(Tint(make_model(name), rule, **engine), batch)
     for truth in ("oracle", "reference"):
-        true = call(Tint(model, rule, engine=truth), batch)
+        true = call_once(name, rule, truth, batch)
         torch.testing.assert_close(ours.logits[seen], true.logits[seen], rtol=0, atol=1e-8)
         for row in range(len(seen)):
             found, expected = ours.updates(row), true.updates(row)
@@ -328,3 +333,16 @@ def alone(batch: dict[str, Any], row: int) -> dict[str, Any]:
 def call(tint: Any, batch: dict[str, Any], **knobs: Any) -> Any:
     """Run a batch of the form that `make_batch` returns."""
     return tint(batch["input_ids"], **{key: value for key, value in batch.items() if key != "input_ids"}, **knobs)
+
+
+_CALLED: dict[Any, Any] = {}
+
+
+def call_once(name: str, rule: LearningRule, engine: str, batch: dict[str, Any]) -> Any:
+    """What an engine makes of a batch; made once a session and shared, so never change it."""
+    from tintformer import Tint
+
+    key = name, rule, engine, *((key, str(value.tolist())) for key, value in sorted(batch.items()))
+    if key not in _CALLED:
+        _CALLED[key] = call(Tint(make_model(name), rule, engine=engine), batch)
+    return _CALLED[key]

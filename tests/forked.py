@@ -16,8 +16,11 @@ import tempfile
 import time
 import traceback
 import warnings
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 from patience import PATIENCE
 
@@ -43,6 +46,15 @@ def tint(*words: object, stdin: str | None = None) -> subprocess.CompletedProces
             _be_the_command(arguments, given, out, err)
         code = _end_of(pid)
         return subprocess.CompletedProcess(arguments, code, _text(out), _text(err))
+
+
+def call(function: Callable[..., Any], *arguments: Any, fresh: bool = False) -> Any:
+    """What a function of a module returns in another process: a fork of this one, or a fresh one."""
+    import torch
+
+    forks = sys.platform == "linux" and torch.get_num_threads() == 1 and not fresh
+    with ProcessPoolExecutor(1, mp_context=get_context("fork" if forks else "spawn")) as pool:
+        return pool.submit(function, *arguments).result(PATIENCE)
 
 
 def _text(file: IO[bytes]) -> str:
