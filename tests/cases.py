@@ -156,7 +156,7 @@ def covering(rows: Sequence[Any], columns: Sequence[Any]) -> list[Any]:
     fewer = min(len(rows), len(columns))
 
     def named(value: Any) -> str:
-        return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        return "-".join(map(str, value)) if isinstance(value, tuple) else getattr(value, "__name__", str(value))
 
     return [
         pytest.param(
@@ -177,6 +177,13 @@ def some(values: Sequence[Any], keep: int = 1) -> list[Any]:
         return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.sweep)
 
     return [value if i < keep else swept(value) for i, value in enumerate(values)]
+
+
+def every(step: int, values: Sequence[Any], start: int = 0) -> list[Any]:
+    """Every so many of the values as parameters of a test, from a place on; the others for the sweep."""
+    return [
+        value if i % step == start else pytest.param(value, marks=pytest.mark.sweep) for i, value in enumerate(values)
+    ]
 
 
 def make_config(name: str) -> Any:

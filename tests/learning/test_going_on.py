@@ -90,9 +90,13 @@ def test_every_family_goes_on_as_autograd_does(name: str) -> None:
     assert_updates(gone_on(make_model(name), rule, texts(7, 5)), descended(make_model(name), rule, texts(7, 5)))
 
 
-@pytest.mark.parametrize("lengths", [(2,), (9, 4)], ids=["factors", "from factors to matrices"])
-@pytest.mark.parametrize(("name", "optimiser"), covering(["gpt2", "llama-grouped"], list(OPTIMISERS)))
-def test_every_optimiser_goes_on(name: str, optimiser: str, lengths: tuple[int, ...]) -> None:
+LEARNERS = [(name, lengths) for name in ("gpt2", "llama-grouped") for lengths in ((2,), (9, 4))]
+"""Of changes that stay factors, and of some that become matrices."""
+
+
+@pytest.mark.parametrize(("optimiser", "learner"), covering(list(OPTIMISERS), LEARNERS))
+def test_every_optimiser_goes_on(optimiser: str, learner: tuple[str, tuple[int, ...]]) -> None:
+    name, lengths = learner
     model, rule = make_model(name), make_rule("full", **OPTIMISERS[optimiser])
     options = statistics_of(model, rule)
     tuned = gone_on(model, rule, texts(*lengths), **options)

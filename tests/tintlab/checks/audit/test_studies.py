@@ -42,11 +42,11 @@ def icl(tmp_path_factory: pytest.TempPathFactory) -> InContextLearning:
     task = save_task(tmp_path_factory.mktemp("praise"))
     methods = ("auxiliary", "tint")
     return InContextLearning(
-        model="nano-llama", task=str(task), tests=4, tuning=2, rates=(1e-3,), seeds=(0,), methods=methods
+        model="nano-llama", task=str(task), tests=2, tuning=2, rates=(1e-3,), seeds=(0,), methods=methods
     )
 
 
-def audited(experiment: Any, directory: Path, places: int = 2):
+def audited(experiment: Any, directory: Path, places: int = 1):
     with Runner(RecordStore(directory)) as runner:
         results = run_experiment(experiment, runner)
     return audit_results([experiment], [results], places=places)
@@ -154,14 +154,14 @@ def test_training_on_the_label_is_found(
 
 
 def test_rates_chosen_on_scores_are_found(lm: LanguageModelling, tmp_path: Path) -> None:
-    found = audited(replace(lm, methods=("tint",), chosen_on="test", rates=(1e-4, 5e-4)), tmp_path, places=1)
+    found = audited(replace(lm, methods=("tint",), chosen_on="test", rates=(1e-4, 5e-4)), tmp_path)
     assert not found.passed and found.rates_leak == ("nano-llama",)
     assert found.leaks == ["nano-llama: rates were chosen by the scores that are reported"]
     assert found.certificates[0].passed
 
 
 def test_a_rate_that_diverges_is_not_audited(lm: LanguageModelling, tmp_path: Path) -> None:
-    found = audited(replace(lm, methods=("auxiliary", "tint"), rates=(1e38,)), tmp_path, places=1)
+    found = audited(replace(lm, methods=("auxiliary", "tint"), rates=(1e38,)), tmp_path)
     assert found.passed and len(found.certificates) == 1 and len(found.diverged) == 1
 
 

@@ -225,8 +225,7 @@ def test_watching_changes_nothing() -> None:
 # The plan.
 
 
-@pytest.mark.parametrize("layout", ["lean", "paper"])
-@pytest.mark.parametrize("stack", [1, 2, 3])
+@pytest.mark.parametrize(("layout", "stack"), covering(["lean", "paper"], [1, 2, 3]))
 def test_prefix_tokens_hold_the_rows_that_the_plan_names(layout: str, stack: int) -> None:
     simulator = tint.build(make_model("llama-grouped"), make_rule("default"), layout=layout, stack=stack)
     g = simulator.geometry
