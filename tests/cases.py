@@ -172,18 +172,16 @@ def covering(rows: Sequence[Any], columns: Sequence[Any]) -> list[Any]:
 
 def some(values: Sequence[Any], keep: int = 1) -> list[Any]:
     """The first few as parameters of a test, and the others for the sweep; a tuple is several arguments."""
-
-    def swept(value: Any) -> Any:
-        return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.sweep)
-
-    return [value if i < keep else swept(value) for i, value in enumerate(values)]
+    return [value if i < keep else _swept(value) for i, value in enumerate(values)]
 
 
 def every(step: int, values: Sequence[Any], start: int = 0) -> list[Any]:
-    """Every so many of the values as parameters of a test, from a place on; the others for the sweep."""
-    return [
-        value if i % step == start else pytest.param(value, marks=pytest.mark.sweep) for i, value in enumerate(values)
-    ]
+    """Every so many of the values, from a place on, and the others for the sweep; a tuple is several arguments."""
+    return [value if i % step == start else _swept(value) for i, value in enumerate(values)]
+
+
+def _swept(value: Any) -> Any:
+    return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.sweep)
 
 
 def make_config(name: str) -> Any:

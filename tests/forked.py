@@ -1,9 +1,10 @@
 # pyright: basic
 """`tint` as a user runs it, without the seconds that its imports take: a fork of this process, which has done them.
 
-Exit code, standard output and standard error are those of a process of its own. What depends on a fresh interpreter
-(what is imported when, variables that libraries read while they are imported, signals) is tested with `subprocess`, and
-so is everything where a fork is not safe: on other systems than Linux, and where torch has threads.
+Exit code, standard output and standard error are those of a process of its own, which can be killed and interrupted.
+What depends on a fresh interpreter (what is imported when, variables that libraries read while they are imported,
+launchers) is tested with `subprocess`, and so is every command where a fork is not safe: on other systems than Linux,
+and where torch has threads.
 """
 
 from __future__ import annotations
@@ -114,10 +115,7 @@ class Fork:
             sys.stderr.flush()
             self.pid = os.fork()
             if self.pid == 0:
-                if own_group:
-                    os.setsid()
-                os.environ.update(environment or {})
-                _do(work, given, self._out, self._err)
+                _do(work, (given, self._out, self._err), environment or {}, own_group)
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""
@@ -146,12 +144,9 @@ class Fork:
         self.wait(timeout)
         return self._written
 
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
     def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
 
 
 def fork_workers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,14 +163,19 @@ def _text(file: IO[bytes]) -> str:
     return file.read().decode()
 
 
-def _do(work: Callable[[], object], given: IO[bytes], out: IO[bytes], err: IO[bytes]) -> NoReturn:
+def _do(
+    work: Callable[[], object], streams: tuple[IO[bytes], ...], environment: dict[str, str], own_group: bool
+) -> NoReturn:
     import torch
 
     code = 1
     try:
+        if own_group:
+            os.setsid()
+        os.environ.update(environment)
         # Behind a fork torch makes its pool anew, once it is used; two threads that load weights would do so at once.
         torch.set_num_threads(torch.get_num_threads())
-        for number, file in enumerate((given, out, err)):
+        for number, file in enumerate(streams):
             os.dup2(file.fileno(), number)
         # Those of pytest capture; the command has streams of its own.
         sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115

@@ -32,7 +32,7 @@ from tintlab.show.intervals import Estimate, two_way_bootstrap
 EXAMPLES = tuple(Example(f"text {number}", number % 2) for number in range(8))
 SMALL = [
     "--tests",
-    "4",
+    "2",
     "--tuning",
     "2",
     "--seeds",
@@ -205,7 +205,7 @@ def test_a_whole_run_beside_its_controls(done: tuple[Path, dict]) -> None:
     ]
     for case in cases:
         assert (
-            list(case["measures"]) == list(MEASURES) and case["inputs"] == 4 and case["demonstrations"] == case["shots"]
+            list(case["measures"]) == list(MEASURES) and case["inputs"] == 2 and case["demonstrations"] == case["shots"]
         )
         assert all(-1.001 <= case["measures"][name]["value"] <= 1.001 for name in SIMILARITIES)
         assert all(len(case["blocks"][name]) == 6 for name in (*SIMILARITIES, *SIZES))
@@ -224,7 +224,7 @@ def test_what_is_done_is_not_done_again(done: tuple[Path, dict], task: Path) -> 
     ended = CliRunner().invoke(app, ["eval", "table", str(place)], catch_exceptions=False)
     assert ended.exit_code == 0 and "lies along the change that learning" in " ".join(ended.stdout.split())
     records = {path: path.stat().st_mtime_ns for path in (place / "records").rglob("*.json")}
-    settings = {"tests": 4, "tuning": 2, "seeds": (0, 1), "shots": (2, 3), "orders": 2, "learning_rate": 1e-3}
+    settings = {"tests": 2, "tuning": 2, "seeds": (0, 1), "shots": (2, 3), "orders": 2, "learning_rate": 1e-3}
     result = lab.compare("nano-llama", str(task), output=place, **settings)
     assert {path: path.stat().st_mtime_ns for path in (place / "records").rglob("*.json")} == records
     value = printed["results"][0][0]["measures"]["block_share"]["value"]
@@ -236,7 +236,7 @@ def test_what_is_done_is_not_done_again(done: tuple[Path, dict], task: Path) -> 
     assert comparison_figures(twice)["tasks"].startswith(b"\x89PNG") and not comparison_figures(twice[:1])["tasks"]
     overview, likeness, *others = comparison_tables(twice)
     assert len(overview.rows) == 2 and [table.title for table in others][1:] == [t.title for t in result.tables()][1:]
-    assert overview.rows[0]["n"] == "4 x 2" and overview.rows[0]["along learning's"].startswith(f"{value:.1%} [")
+    assert overview.rows[0]["n"] == "2 x 2" and overview.rows[0]["along learning's"].startswith(f"{value:.1%} [")
     assert likeness.rows[0]["the model"] == f"{value:.3f} to {value:.3f}"
     verdict = likeness.rows[0]["higher / lower than untrained"]
     against = next(row["against it"] for row in others[0].rows if "along learning's" in row["measure"])
