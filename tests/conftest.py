@@ -109,6 +109,14 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Generator[Browser]:
         yield started
 
 
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A directory with a model of two narrow blocks, for experiments where it does not matter which."""
+    from tiny import save_model
+
+    return str(save_model(tmp_path_factory.mktemp("models") / "tiny", positions=512))
+
+
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     """The bundled texts in a file."""

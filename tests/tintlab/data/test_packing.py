@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import covering
+from cases import build_model, covering
 from torch.nn import functional
 
 from tintformer import LearningRule, Tint
@@ -42,13 +42,14 @@ TEXT = "the evening was long and nobody spoke"
 
 @cache
 def model_of(name: str) -> Any:
-    from transformers import AutoModelForCausalLM
+    """Two narrow blocks for the tokenizer of a bundled model, with positions of either kind."""
+    from transformers import GPT2Config, LlamaConfig
 
-    from tintformer.bundled import bundled_directory
-
-    directory = bundled_directory(name)
-    assert directory is not None
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64).eval()
+    words = len(find_tokenizer(name))
+    if name == "nano-gpt2":
+        return build_model("GPT2", GPT2Config(vocab_size=words, n_positions=512, n_embd=24, n_layer=2, n_head=2))
+    shape = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return build_model("Llama", LlamaConfig(vocab_size=words, max_position_embeddings=512, **shape))
 
 
 def encoder_of(name: str, *, bos: bool = True, context: int = 512) -> Encoder:

@@ -39,9 +39,9 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def zero(task: Path) -> InContextLearning:
+def zero(task: Path, tiny_model: str) -> InContextLearning:
     return InContextLearning(
-        model="nano-llama", task=str(task), tests=6, tuning=4, rates=(1e-4,), seeds=(0,), methods=("auxiliary", "tint")
+        model=tiny_model, task=str(task), tests=6, tuning=4, rates=(1e-4,), seeds=(0,), methods=("auxiliary", "tint")
     )
 
 
@@ -53,6 +53,12 @@ def few(zero: InContextLearning) -> InContextLearning:
 def run(experiment: InContextLearning, directory: Path, jobs: int = 1):
     with Runner(RecordStore(directory), jobs=jobs) as runner:
         return {result.method: result for result in run_experiment(experiment, runner)}
+
+
+@pytest.fixture
+def bundled(few: InContextLearning) -> InContextLearning:
+    """The same on a model that has learnt its language."""
+    return replace(few, model="nano-llama")
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +78,7 @@ def test_the_model_as_it_is_scores_whole_label_words(zero: InContextLearning, sh
     experiment = replace(zero, shots=shots, mode="multi", methods=("auxiliary",))
     (answers,) = run(experiment, records)["auxiliary"].answers
     opened = open_task(experiment)
-    model, tokenizer = load("nano-llama").model, opened.encoder.tokenizer
+    model, tokenizer = load(zero.model).model, opened.encoder.tokenizer
     shown = "".join(
         f"{each.text} This was said in {('blame', 'praise')[each.label]}\n\n" for each in opened.demonstrations(0)
     )
@@ -165,7 +171,7 @@ def test_the_protocol_of_the_paper_chooses_on_the_test_examples(few: InContextLe
 
 
 def test_the_optimistic_rows_stand_beside_the_honest_one(few: InContextLearning, records: Path) -> None:
-    settings = [replace(few, rates=(1e-4, 1e-3)), replace(few, rates=(1e-4, 1e-3), layers=3, steps=2)]
+    settings = [replace(few, rates=(1e-4, 1e-3)), replace(few, rates=(1e-4, 1e-3), layers=1, steps=2)]
     experiments = [each for setting in settings for each in by_protocols(setting, "both")]
     assert [(each.chosen_on, each.one_rate) for each in experiments[:3]] == [
         ("tuning", False),
@@ -192,8 +198,8 @@ def test_the_optimistic_rows_stand_beside_the_honest_one(few: InContextLearning,
         by_protocol(few, "both")  # what language modelling asks
 
 
-def test_other_models_stand_beside_as_they_are(few: InContextLearning, records: Path) -> None:
-    experiments = [few, *compared(few, ["nano-gpt2"])]
+def test_other_models_stand_beside_as_they_are(bundled: InContextLearning, records: Path) -> None:
+    experiments = [bundled, *compared(bundled, ["nano-gpt2"])]
     done = [(each, list(run(each, records).values())) for each in experiments]
     main, _, _ = in_context_tables(done)
     rows = [(row["model"], row["setting"], row["method"]) for row in main.rows[::2]]
@@ -205,12 +211,12 @@ def test_other_models_stand_beside_as_they_are(few: InContextLearning, records: 
     ]
 
 
-def test_losses_without_a_softmax_and_ia3_are_methods(few: InContextLearning, records: Path) -> None:
+def test_losses_without_a_softmax_and_ia3_are_methods(bundled: InContextLearning, records: Path) -> None:
     """Each learns something of its own; gradients of quad are larger by the size of the vocabulary."""
     pytest.importorskip("peft", reason="IA3 needs the package peft")
     scores: set[float] = set()
     for method, rate in (("mse", 1e-5), ("quad", 1e-9), ("ia3", 1e-2)):
-        small = replace(few, methods=("auxiliary", method), rates=(rate,), tests=2, seeds=(0,))
+        small = replace(bundled, methods=("auxiliary", method), rates=(rate,), tests=2, seeds=(0,))
         found = run(small, records)
         change = found[method].answers[0].scores[0][0] - found["auxiliary"].answers[0].scores[0][0]
         assert math.isfinite(change) and change != 0, method
@@ -232,7 +238,7 @@ def test_lora_learns_in_every_format(few: InContextLearning, zero: InContextLear
 
 def test_settings_of_one_budget_are_a_figure(few: InContextLearning, records: Path) -> None:
     small = replace(few, tests=2, seeds=(0,))
-    done = [(each, list(run(each, records).values())) for each in (small, replace(small, layers=3, steps=2))]
+    done = [(each, list(run(each, records).values())) for each in (small, replace(small, layers=1, steps=2))]
     figures = in_context_figures(done)
     assert figures["settings"].startswith(b"\x89PNG") and figures["accuracy"].startswith(b"\x89PNG")
     assert not in_context_figures(done[:1])["settings"]
@@ -266,9 +272,9 @@ def test_measures() -> None:
     assert lost.right() == [0.0, 0.0] and lost.cross_entropy() == [math.inf, math.inf]
 
 
-def test_the_tables(few: InContextLearning, records: Path) -> None:
-    results = list(run(few, records).values())
-    main, entropies, details = in_context_tables([(few, results)])
+def test_the_tables(bundled: InContextLearning, records: Path) -> None:
+    results = list(run(bundled, records).values())
+    main, entropies, details = in_context_tables([(bundled, results)])
     assert [list(row) for row in entropies.rows] == [list(row) for row in main.rows]
     assert len(main.rows) == 4 and set(main.rows[0]) == {"setting", "method", "scores", "Praise"}
     accuracies = [100 * sum(each.right()) / 6 for each in results[1].answers]
