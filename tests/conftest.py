@@ -118,6 +118,13 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
+def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are put together and not rendered, which takes ten times as long: for tests of what is beside them."""
+    figure = pytest.importorskip("matplotlib.figure", reason="figures need matplotlib: pip install 'tintformer[plots]'")
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, file, **_: file.write(b"\x89PNG"))
+
+
+@pytest.fixture
 def text(tmp_path: Path) -> Path:
     """The bundled texts in a file."""
     from tintformer.bundled import read_text

@@ -68,6 +68,7 @@ def test_perplexities_and_curves_are_those_of_the_tables(text: Path, tmp_path: P
     assert "model: nano-llama" in hparams.read_text() and "shares: 0.5, 0.75" in hparams.read_text()
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_accuracies_and_cross_entropies_are_those_of_the_tables(tmp_path: Path) -> None:
     words = ["icl", "nano-llama", str(save_task(tmp_path / "praise")), "--methods", "auxiliary,tint", "--shots", "4"]
     words += [

@@ -320,6 +320,7 @@ def test_two_processes_on_one_directory_end_in_the_same_tables(task: Path, tmp_p
     assert lost.returncode == 2 and "lacks records of this run" in lost.stderr and not victim.exists()
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_run_by_other_methods_stands_beside_the_first_and_in_one_table_with_it(task: Path, tmp_path: Path) -> None:
     runner, words = CliRunner(), ["eval", "icl", "nano-llama", str(task), "--tests", "4", "--learning-rate", "1e-4"]
     for options in (["--methods", "auxiliary,tint"], ["--methods", "auxiliary,moved", "--name", "moved"]):
@@ -332,6 +333,7 @@ def test_a_run_by_other_methods_stands_beside_the_first_and_in_one_table_with_it
     assert [table.count(name) for name in ("the model as it is", "TinT,", "what TinT moves")] == [2, 2, 2]
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_quick_run_is_the_beginning_of_a_whole_one(tmp_path: Path) -> None:
     """On a bundled model and the task that ships with its examples; the records of the first table are used again."""
     runner, words = CliRunner(), ["eval", "icl", "nano-llama", "praise", "--methods", "auxiliary"]

@@ -255,6 +255,7 @@ def test_the_protocol_of_the_paper_chooses_on_the_scored_blocks(experiment: Lang
     assert "OPTIMISTIC" in language_tables([(changed, results)])[0].note
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_other_models_stand_beside_as_they_are(
     experiment: LanguageModelling, results: dict[str, Any], records: Path
 ) -> None:
@@ -318,6 +319,7 @@ def test_a_killed_run_goes_on_and_ends_in_the_same_tables(text: Path, tmp_path: 
         assert (whole / name).read_bytes() == (halved / name).read_bytes(), name
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_first_table_is_the_beginning_of_the_whole_run(text: Path, tmp_path: Path) -> None:
     short = ["--length", "64", "--learning-rate", "1e-4,5e-4", "--json", "-o", tmp_path]
     done = forked.tint("eval", "lm", "nano-llama", text, "--quick", *short)

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from tintlab.checks.verify.gradients import align, simulated_gradient, true_grad
 from tintlab.methods.fine_tuning import fine_tune
 from tintlab.reports import Report, write
 from tintlab.reports.collect import LIMIT, cosines
-from tintlab.reports.drawing import NAMES, short, smooth, smoothing_window, tidy
+from tintlab.reports.drawing import NAMES, Drawing, short, smooth, smoothing_window, tidy
 from tintlab.reports.page import perplexity, rule_text, signed
 from tintlab.reports.pieces import cut, visible
 
@@ -139,8 +139,12 @@ def test_nothing_is_asked_of_the_network(report: Report, tmp_path: Path, drawn: 
     assert len(identities) == len(set(identities))
 
 
-def test_the_same_bytes_twice(report: Report, tmp_path: Path) -> None:
-    write(report, tmp_path / "one")
+def test_the_same_bytes_twice(
+    report: Report, drawings: Mapping[str, Drawing], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("tintlab.reports.page.draw", lambda _: drawings)
+        write(report, tmp_path / "one")
     write(make(), tmp_path / "two" / "deeper")
     first, second = (sorted(directory.iterdir()) for directory in (tmp_path / "one", tmp_path / "two" / "deeper"))
     assert [file.name for file in first] == [file.name for file in second]

@@ -174,6 +174,7 @@ def test_what_is_audited_is_what_is_reported(
         audited(replace(lm, methods=("auxiliary",)), tmp_path)
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_the_certificate_stands_beside_the_table(
     text: Path, tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
