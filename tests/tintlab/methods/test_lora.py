@@ -51,7 +51,7 @@ def by_peft(model: Any, lora: Lora, sequences: list[dict[str, torch.Tensor]]) ->
     return result
 
 
-@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize("name", every(2, FIRST))
 def test_peft_learns_and_predicts_the_same(name: str, one_at_a_time: None) -> None:
     batch, fresh = make_batch(), make_batch(lengths=(12,), seed=5)["input_ids"]
     with in_double(name) as auxiliary:
@@ -70,7 +70,7 @@ def test_peft_learns_and_predicts_the_same(name: str, one_at_a_time: None) -> No
     close({each: full.get_parameter(each).detach() for each in moved}, {each: merged[each].detach() for each in moved})
 
 
-@pytest.mark.parametrize("name", every(2, sorted(set(MODELS) - set(FIRST))))
+@pytest.mark.parametrize("name", every(3, sorted(set(MODELS) - set(FIRST))))
 def test_variants_of_the_families(name: str) -> None:
     """What it has learnt, put into the Hugging Face model, predicts as the engine does."""
     batch, fresh = make_batch(), make_batch(seed=5)["input_ids"]
