@@ -156,7 +156,7 @@ def covering(rows: Sequence[Any], columns: Sequence[Any]) -> list[Any]:
     fewer = min(len(rows), len(columns))
 
     def named(value: Any) -> str:
-        return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        return "-".join(map(str, value)) if isinstance(value, tuple) else getattr(value, "__name__", str(value))
 
     return [
         pytest.param(
@@ -172,11 +172,16 @@ def covering(rows: Sequence[Any], columns: Sequence[Any]) -> list[Any]:
 
 def some(values: Sequence[Any], keep: int = 1) -> list[Any]:
     """The first few as parameters of a test, and the others for the sweep; a tuple is several arguments."""
+    return [value if i < keep else _swept(value) for i, value in enumerate(values)]
 
-    def swept(value: Any) -> Any:
-        return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.sweep)
 
-    return [value if i < keep else swept(value) for i, value in enumerate(values)]
+def every(step: int, values: Sequence[Any], start: int = 0) -> list[Any]:
+    """Every so many of the values, from a place on, and the others for the sweep; a tuple is several arguments."""
+    return [value if i % step == start else _swept(value) for i, value in enumerate(values)]
+
+
+def _swept(value: Any) -> Any:
+    return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.sweep)
 
 
 def swept(values: Iterable[tuple[Any, ...]]) -> list[Any]:

@@ -104,6 +104,21 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Generator[Browser]:
         yield started
 
 
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A directory with a model of two narrow blocks, for experiments where it does not matter which."""
+    from tiny import save_model
+
+    return str(save_model(tmp_path_factory.mktemp("models") / "tiny", positions=512))
+
+
+@pytest.fixture
+def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are put together and not rendered, which takes ten times as long: for tests of what is beside them."""
+    figure = pytest.importorskip("matplotlib.figure", reason="figures need matplotlib: pip install 'tintformer[plots]'")
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, file, **_: file.write(b"\x89PNG"))
+
+
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     """The bundled texts in a file."""

@@ -162,7 +162,7 @@ def difference_when_compiled(engine: str) -> float:
 def test_torch_compile_around_a_call_changes_nothing(engine: str) -> None:
     """In a process of its own; a fresh one where shapes are checked, which is no code that users compile."""
     checked = any("jaxtyping" in type(finder).__module__ for finder in sys.meta_path)
-    assert forked.call(difference_when_compiled, engine, fresh=checked) < 1e-10
+    assert forked.result_of(difference_when_compiled, engine, fresh=checked) < 1e-10
 
 
 @pytest.mark.parametrize("steps", [1, 2])

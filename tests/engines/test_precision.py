@@ -72,4 +72,4 @@ def test_loading_takes_no_second_copy(tmp_path: Path) -> None:
     knobs: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "n_positions": 64, "vocab_size": 12000}
     GPT2LMHeadModel(GPT2Config(n_embd=1024, n_layer=3, n_head=16, **knobs)).save_pretrained(tmp_path)
     size = (tmp_path / "model.safetensors").stat().st_size
-    assert size > 1.9e8 and forked.call(peak_of_loading, tmp_path) < 1.15 * size
+    assert size > 1.9e8 and forked.result_of(peak_of_loading, tmp_path) < 1.15 * size

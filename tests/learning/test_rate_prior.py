@@ -43,6 +43,12 @@ def prior(auxiliary: Any) -> RatePrior:
         return measure(auxiliary, RULE, [ids, ids[20:], ids[40:]])
 
 
+@pytest.fixture(scope="module")
+def fetched(smollm2: Path) -> Any:
+    """From the cache of the session, where it is unpacked already: `cache` has every test begin with none."""
+    return tint.load(smollm2)
+
+
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TINTFORMER_CACHE", str(tmp_path))
@@ -157,8 +163,8 @@ def test_the_bundled_models_have_one(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_the_model_that_can_be_fetched_has_one(smollm2: Path) -> None:
-    found = find_prior(tint.load(smollm2), RULE)
+def test_the_model_that_can_be_fetched_has_one(fetched: Any) -> None:
+    found = find_prior(fetched, RULE)
     assert found is not None and found.model == "smollm2-135m"
 
 

@@ -112,7 +112,7 @@ def learn_with_a_bundled_model() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc: run it on Linux")
 def test_a_bundled_model_fits_in_memory() -> None:
-    peak = forked.call(peak_of, learn_with_a_bundled_model)
+    peak = forked.result_of(peak_of, learn_with_a_bundled_model)
     assert 1e7 < peak < 8e9
 
 

@@ -108,7 +108,7 @@ def test_the_same_simulators_in_another_process(tmp_path: Path) -> None:
         simulators[name], full = make(name)
         simulators[name].save_pretrained(tmp_path / name, full=full)
         expected[name] = identity(simulators[name])
-    assert forked.call(load_and_compute, tmp_path) == expected
+    assert forked.result_of(load_and_compute, tmp_path) == expected
     for name, simulator in simulators.items():
         assert_computes(simulator, load_file(tmp_path / f"{name}.computed"))
     assert len({bits["parameters"] for bits in expected.values()}) == len(SAVED)

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
-from patience import PATIENCE
 from praise import save_task
 from typer.testing import CliRunner
 
@@ -22,7 +20,6 @@ from tintlab.cli.evaluate import tracking
 from tintlab.cli.evaluate.tracking import Tracking, check_tracker
 
 accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-TINT = Path(sys.executable).parent / "tint"
 
 
 def invoked(*words: str) -> str:
@@ -71,6 +68,7 @@ def test_perplexities_and_curves_are_those_of_the_tables(text: Path, tmp_path: P
     assert "model: nano-llama" in hparams.read_text() and "shares: 0.5, 0.75" in hparams.read_text()
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_accuracies_and_cross_entropies_are_those_of_the_tables(tmp_path: Path) -> None:
     words = ["icl", "nano-llama", str(save_task(tmp_path / "praise")), "--methods", "auxiliary,tint", "--shots", "4"]
     words += [
@@ -123,10 +121,8 @@ def test_a_package_that_is_missing_is_told_with_the_remedy(monkeypatch: pytest.M
 
 
 def test_a_tracker_that_does_not_exist_is_one_line_before_any_work(text: Path, tmp_path: Path) -> None:
-    words = [str(TINT), "eval", "lm", "no-such-model", str(text), "-o", str(tmp_path / "out"), "--track", "paper"]
-    done = subprocess.run(
-        words, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}, timeout=PATIENCE
-    )
+    words = ["eval", "lm", "no-such-model", text, "-o", tmp_path / "out", "--track", "paper"]
+    done = forked.tint(*words, variables={"HF_HUB_OFFLINE": "1"})
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "--track 'paper' is unknown; choose one of aim, " in done.stderr and "tensorboard" in done.stderr
     assert not (tmp_path / "out").exists()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import build_model, covering
 from torch.nn import functional
 
 from tintformer import LearningRule, Tint
@@ -41,13 +42,14 @@ TEXT = "the evening was long and nobody spoke"
 
 @cache
 def model_of(name: str) -> Any:
-    from transformers import AutoModelForCausalLM
+    """Two narrow blocks for the tokenizer of a bundled model, with positions of either kind."""
+    from transformers import GPT2Config, LlamaConfig
 
-    from tintformer.bundled import bundled_directory
-
-    directory = bundled_directory(name)
-    assert directory is not None
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64).eval()
+    words = len(find_tokenizer(name))
+    if name == "nano-gpt2":
+        return build_model("GPT2", GPT2Config(vocab_size=words, n_positions=512, n_embd=24, n_layer=2, n_head=2))
+    shape = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return build_model("Llama", LlamaConfig(vocab_size=words, max_position_embeddings=512, **shape))
 
 
 def encoder_of(name: str, *, bos: bool = True, context: int = 512) -> Encoder:
@@ -63,7 +65,12 @@ def gap(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
-@pytest.fixture(params=["nano-gpt2", "nano-llama"])
+NAMES = ["nano-gpt2", "nano-llama"]
+BOTH_LOSSES = [("label", True), ("full", False), ("full", True), ("label", False)]
+"""Each with a BOS and without."""
+
+
+@pytest.fixture(params=NAMES)
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -109,7 +116,8 @@ def test_multi_is_one_text_of_as_many_as_fit() -> None:
     longest = max(map(len, whole.sequences))
     lengths = [max(map(len, multi(encoder, SHOWN[:count], TEXT).sequences)) for count in range(5)]
     assert lengths == sorted(lengths) and lengths[-1] == longest
-    for context in range(lengths[0] - 3, longest + 2):
+    around = {length + more for length in lengths for more in (-1, 0, 1)}
+    for context in sorted({lengths[0] - 3, *around}):
         prompted = multi(encoder_of("nano-gpt2", context=context), SHOWN, TEXT)
         assert prompted.num_demonstrations == max((c for c in range(5) if lengths[c] <= context), default=0)
         assert max(map(len, prompted.sequences)) <= context
@@ -167,9 +175,11 @@ def test_nothing_to_learn_from_is_an_error() -> None:
         to_score([])
 
 
-@pytest.mark.parametrize("loss", ["label", "full"])
-@pytest.mark.parametrize("build", [single, multi])
-def test_tint_takes_the_rows_and_a_padded_batch_equals_one_by_one(name: str, build: Any, loss: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "how"), covering(NAMES, [("single", "label"), ("multi", "full"), ("single", "full"), ("multi", "label")])
+)
+def test_tint_takes_the_rows_and_a_padded_batch_equals_one_by_one(name: str, how: tuple[str, Any]) -> None:
+    build, loss = {"single": single, "multi": multi}[how[0]], how[1]
     encoder = encoder_of(name)
     sim = Tint(model_of(name), rule(steps=2, layers=2))
     sequences = [sequence for text in (TEXT, "no") for sequence in build(encoder, SHOWN[:2], text).sequences[::-1][:1]]
@@ -182,11 +192,11 @@ def test_tint_takes_the_rows_and_a_padded_batch_equals_one_by_one(name: str, bui
         assert not together.token_loss[row, len(sequence) :].any()
 
 
-@pytest.mark.parametrize("bos", [True, False])
-@pytest.mark.parametrize("loss", ["label", "full"])
-def test_segments_learn_what_separate_rows_learn(name: str, loss: Any, bos: bool) -> None:
+@pytest.mark.parametrize(("name", "how"), covering(NAMES, BOTH_LOSSES))
+def test_segments_learn_what_separate_rows_learn(name: str, how: tuple[Any, bool]) -> None:
+    loss, bos = how
     encoder = encoder_of(name, bos=bos)
-    sim = Tint(model_of(name), rule(steps=2))
+    sim = Tint(model_of(name), rule(steps=2, layers=2))
     packed = single(encoder, SHOWN, TEXT).sequences[:1]
     rows = sim.adapt(**to_learn(separate(encoder, SHOWN), loss=loss))
     segments = sim.adapt(**to_learn([packed[0].training()], loss=loss))
@@ -199,11 +209,11 @@ def test_segments_learn_what_separate_rows_learn(name: str, loss: Any, bos: bool
     assert float(abs(alone.token_loss.sum() - with_test.token_loss.sum())) < 1e-9
 
 
-@pytest.mark.parametrize("bos", [True, False])
-@pytest.mark.parametrize("loss", ["label", "full"])
-def test_fewer_rows_learn_what_separate_rows_learn(name: str, loss: Any, bos: bool) -> None:
+@pytest.mark.parametrize(("name", "how"), covering(NAMES, BOTH_LOSSES))
+def test_fewer_rows_learn_what_separate_rows_learn(name: str, how: tuple[Any, bool]) -> None:
+    loss, bos = how
     encoder = encoder_of(name, bos=bos)
-    sim = Tint(model_of(name), rule(steps=2))
+    sim = Tint(model_of(name), rule(steps=2, layers=2))
     shown = (Example("no", 0), Example("yes", 1), *SHOWN, Example("a long letter , " * 8, 1))
     rows, fewer = separate(encoder, shown), dense(encoder, shown)
     assert len(fewer) < len(rows) and max(map(len, fewer)) == max(map(len, rows))

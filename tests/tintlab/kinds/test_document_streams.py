@@ -32,9 +32,9 @@ CARRIES = ["none", "recompute", "cache"]
 
 
 @pytest.fixture
-def experiment(text: Path) -> DocumentStreams:
+def experiment(text: Path, tiny_model: str) -> DocumentStreams:
     return DocumentStreams(
-        model="nano-llama",
+        model=tiny_model,
         data=str(text),
         documents="blocks",
         length=40,
@@ -78,7 +78,7 @@ def test_a_run_is_kept_and_shown(experiment: DocumentStreams, tmp_path: Path) ->
     names = {path.name for path in save_results(again, [repeated], tmp_path)}
     assert {"it.md", "it.csv", "it.tex", "it-positions.png", "it-gain.png", "it-rates.png"} == names
     told = [name for values in _stream_metrics(experiment, results, False) for name in values]
-    assert {"perplexity/nano-llama/sgd", "rate/nano-llama/sgd", "loss/nano-llama/sgd"} <= set(told)
+    assert {"perplexity/tiny/sgd", "rate/tiny/sgd", "loss/tiny/sgd"} <= set(told)
     overview, positions = stream_tables([(experiment, results)])
     rows = {row["method"]: row for row in overview.rows}
     assert rows["the model as it is"]["passes"] == "1.00" and 1 < float(rows["SGD, top quarter"]["passes"]) < 3
@@ -134,10 +134,10 @@ def test_a_rate_that_diverges_is_a_result(experiment: DocumentStreams, tmp_path:
 
 
 @pytest.mark.parametrize("carry", CARRIES)
-def test_lora_reads_what_the_others_read(carry: Any) -> None:
+def test_lora_reads_what_the_others_read(carry: Any, tiny_model: str) -> None:
     pytest.importorskip("peft")
-    model, settings = load("nano-gpt2"), StreamSettings(chunk=8, window=20, carry=carry)
-    ids = torch.randint(5, 500, (1, 42), generator=torch.Generator().manual_seed(0))
+    model, settings = load(tiny_model), StreamSettings(chunk=8, window=20, carry=carry)
+    ids = torch.randint(5, 300, (1, 42), generator=torch.Generator().manual_seed(0))
     document = ids[0].tolist()
     expected = [
         (float(piece.token_loss.double().sum()), int(piece.scored.sum()))
@@ -153,7 +153,7 @@ def test_lora_reads_what_the_others_read(carry: Any) -> None:
 
 
 def test_every_method_has_a_rule(experiment: DocumentStreams) -> None:
-    everything = replace(experiment, methods=tuple(STREAM_METHODS))
+    everything = replace(experiment, model="nano-llama", methods=tuple(STREAM_METHODS))
     blocks = len(load("nano-llama").blocks)
     rules = {name: everything.rule(name, 1e-3) for name in STREAM_METHODS}
     assert rules["auxiliary"] is None and isinstance(rules["lora"], Lora)

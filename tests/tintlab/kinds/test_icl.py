@@ -39,9 +39,9 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def zero(task: Path) -> InContextLearning:
+def zero(task: Path, tiny_model: str) -> InContextLearning:
     return InContextLearning(
-        model="nano-llama", task=str(task), tests=6, tuning=4, rates=(1e-4,), seeds=(0,), methods=("auxiliary", "tint")
+        model=tiny_model, task=str(task), tests=6, tuning=4, rates=(1e-4,), seeds=(0,), methods=("auxiliary", "tint")
     )
 
 
@@ -55,6 +55,18 @@ def run(experiment: InContextLearning, directory: Path, jobs: int = 1):
         return {result.method: result for result in run_experiment(experiment, runner)}
 
 
+@pytest.fixture
+def bundled(few: InContextLearning) -> InContextLearning:
+    """The same on a model that has learnt its language."""
+    return replace(few, model="nano-llama")
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where tests that change nothing but the experiment find each other's units."""
+    return tmp_path_factory.mktemp("records")
+
+
 def close(one: Answers, other: Answers, tolerance: float = 2e-4) -> None:
     assert one.labels == other.labels
     torch.testing.assert_close(torch.tensor(one.scores), torch.tensor(other.scores), rtol=0, atol=tolerance)
@@ -62,11 +74,11 @@ def close(one: Answers, other: Answers, tolerance: float = 2e-4) -> None:
 
 
 @pytest.mark.parametrize("shots", [0, 3])
-def test_the_model_as_it_is_scores_whole_label_words(zero: InContextLearning, shots: int, tmp_path: Path) -> None:
+def test_the_model_as_it_is_scores_whole_label_words(zero: InContextLearning, shots: int, records: Path) -> None:
     experiment = replace(zero, shots=shots, mode="multi", methods=("auxiliary",))
-    (answers,) = run(experiment, tmp_path)["auxiliary"].answers
+    (answers,) = run(experiment, records)["auxiliary"].answers
     opened = open_task(experiment)
-    model, tokenizer = load("nano-llama").model, opened.encoder.tokenizer
+    model, tokenizer = load(zero.model).model, opened.encoder.tokenizer
     shown = "".join(
         f"{each.text} This was said in {('blame', 'praise')[each.label]}\n\n" for each in opened.demonstrations(0)
     )
@@ -88,24 +100,26 @@ def test_the_model_as_it_is_scores_whole_label_words(zero: InContextLearning, sh
 
 
 @pytest.mark.parametrize("engine", ["oracle", "simulator"])
-def test_learning_once_is_learning_for_each_input(few: InContextLearning, engine: str, tmp_path: Path) -> None:
+def test_learning_once_is_learning_for_each_input(
+    few: InContextLearning, engine: str, records: Path, tmp_path: Path
+) -> None:
     small = replace(few, tests=2, seeds=(0,))
-    fast = run(small, tmp_path / "fast")["tint"].answers[0]
+    fast = run(small, records)["tint"].answers[0]
     other = run(replace(small, engine=engine), tmp_path / engine)["tint"].answers[0]
     close(fast, other)
-    plain = run(small, tmp_path / "fast")["auxiliary"].answers[0]
+    plain = run(small, records)["auxiliary"].answers[0]
     assert max(abs(a - b) for a, b in zip(fast.scores[0], plain.scores[0], strict=True)) > 1e-2
 
 
-def test_demonstrations_alone_move_the_weights(few: InContextLearning, tmp_path: Path) -> None:
+def test_demonstrations_alone_move_the_weights(few: InContextLearning, records: Path) -> None:
     full = replace(few, loss="full", seeds=(0,), tests=2)
-    without = run(full, tmp_path)["tint"].answers[0]
-    with_text = run(replace(full, test_text=True), tmp_path)["tint"].answers[0]
+    without = run(full, records)["tint"].answers[0]
+    with_text = run(replace(full, test_text=True), records)["tint"].answers[0]
     assert without.scores != with_text.scores
 
 
-def test_seeds_draw_their_own_demonstrations_and_share_a_rate(few: InContextLearning, tmp_path: Path) -> None:
-    result = run(replace(few, rates=(1e-4, 1e-3)), tmp_path)["tint"]
+def test_seeds_draw_their_own_demonstrations_and_share_a_rate(few: InContextLearning, records: Path) -> None:
+    result = run(replace(few, rates=(1e-4, 1e-3)), records)["tint"]
     assert [answers.seed for answers in result.answers] == [0, 1]
     assert result.answers[0].labels == result.answers[1].labels
     assert result.answers[0].scores != result.answers[1].scores
@@ -114,14 +128,14 @@ def test_seeds_draw_their_own_demonstrations_and_share_a_rate(few: InContextLear
     assert opened.demonstrations(0) != opened.demonstrations(1)
 
 
-def test_multi_says_how_many_were_shown(zero: InContextLearning, tmp_path: Path) -> None:
+def test_multi_says_how_many_were_shown(zero: InContextLearning, records: Path) -> None:
     experiment = replace(zero, shots=40, loss="label", mode="multi", tests=2, methods=("auxiliary", "tint"))
-    answers = run(experiment, tmp_path)["tint"].answers[0]
+    answers = run(experiment, records)["tint"].answers[0]
     assert 5 < answers.demonstrations < 40
 
 
-def test_zero_shot_trains_on_the_test_input(zero: InContextLearning, tmp_path: Path) -> None:
-    found = run(zero, tmp_path)
+def test_zero_shot_trains_on_the_test_input(zero: InContextLearning, records: Path) -> None:
+    found = run(zero, records)
     assert found["tint"].answers[0].scores != found["auxiliary"].answers[0].scores
     with pytest.raises(InputError, match="there is no label to train on"):
         replace(zero, loss="label")
@@ -137,10 +151,10 @@ def test_one_context_for_many_inputs_changes_nothing(
     close(together, run(multi, tmp_path / "apart")[methods[0]].answers[0])
 
 
-def test_the_protocol_of_the_paper_chooses_on_the_test_examples(few: InContextLearning, tmp_path: Path) -> None:
+def test_the_protocol_of_the_paper_chooses_on_the_test_examples(few: InContextLearning, records: Path) -> None:
     experiment = by_protocol(replace(few, rates=None, seeds=(0, 1)), "paper")
     assert (experiment.rates, experiment.chosen_on, experiment.test_text) == (LABEL_RATES, "test", False)
-    result = run(experiment, tmp_path)["tint"]
+    result = run(experiment, records)["tint"]
     assert len(result.rates) == len(result.curves) == len(result.answers) == 2
     for rate, curve, answers in zip(result.rates, result.curves, result.answers, strict=True):
         assert [point.rate for point in curve] == [0.0, *LABEL_RATES]
@@ -156,15 +170,15 @@ def test_the_protocol_of_the_paper_chooses_on_the_test_examples(few: InContextLe
         by_protocol(few, "own")
 
 
-def test_the_optimistic_rows_stand_beside_the_honest_one(few: InContextLearning, tmp_path: Path) -> None:
-    settings = [replace(few, rates=(1e-4, 1e-3)), replace(few, rates=(1e-4, 1e-3), layers=3, steps=2)]
+def test_the_optimistic_rows_stand_beside_the_honest_one(few: InContextLearning, records: Path) -> None:
+    settings = [replace(few, rates=(1e-4, 1e-3)), replace(few, rates=(1e-4, 1e-3), layers=1, steps=2)]
     experiments = [each for setting in settings for each in by_protocols(setting, "both")]
     assert [(each.chosen_on, each.one_rate) for each in experiments[:3]] == [
         ("tuning", False),
         ("test", True),
         ("test", False),
     ]
-    done = [(each, list(run(each, tmp_path).values())) for each in experiments]
+    done = [(each, list(run(each, records).values())) for each in experiments]
     main, entropies, _ = in_context_tables(done)
     rows = {row["setting"]: row["Praise"] for row in main.rows if row["scores"] == "plain" and row["method"] == "TinT"}
     best = [setting for setting in rows if "(2 settings)" in setting]
@@ -184,9 +198,9 @@ def test_the_optimistic_rows_stand_beside_the_honest_one(few: InContextLearning,
         by_protocol(few, "both")  # what language modelling asks
 
 
-def test_other_models_stand_beside_as_they_are(few: InContextLearning, tmp_path: Path) -> None:
-    experiments = [few, *compared(few, ["nano-gpt2"])]
-    done = [(each, list(run(each, tmp_path).values())) for each in experiments]
+def test_other_models_stand_beside_as_they_are(bundled: InContextLearning, records: Path) -> None:
+    experiments = [bundled, *compared(bundled, ["nano-gpt2"])]
+    done = [(each, list(run(each, records).values())) for each in experiments]
     main, _, _ = in_context_tables(done)
     rows = [(row["model"], row["setting"], row["method"]) for row in main.rows[::2]]
     assert main.rows[0]["parameters"] == "3.0M" and main.rows[-1]["model"] == "nano-gpt2"
@@ -197,13 +211,13 @@ def test_other_models_stand_beside_as_they_are(few: InContextLearning, tmp_path:
     ]
 
 
-def test_losses_without_a_softmax_and_ia3_are_methods(few: InContextLearning, tmp_path: Path) -> None:
+def test_losses_without_a_softmax_and_ia3_are_methods(bundled: InContextLearning, records: Path) -> None:
     """Each learns something of its own; gradients of quad are larger by the size of the vocabulary."""
     pytest.importorskip("peft", reason="IA3 needs the package peft")
     scores: set[float] = set()
     for method, rate in (("mse", 1e-5), ("quad", 1e-9), ("ia3", 1e-2)):
-        small = replace(few, methods=("auxiliary", method), rates=(rate,), tests=2, seeds=(0,))
-        found = run(small, tmp_path)
+        small = replace(bundled, methods=("auxiliary", method), rates=(rate,), tests=2, seeds=(0,))
+        found = run(small, records)
         change = found[method].answers[0].scores[0][0] - found["auxiliary"].answers[0].scores[0][0]
         assert math.isfinite(change) and change != 0, method
         scores.add(change)
@@ -222,9 +236,9 @@ def test_lora_learns_in_every_format(few: InContextLearning, zero: InContextLear
         assert math.isfinite(change) and abs(change) > 1e-3, experiment
 
 
-def test_settings_of_one_budget_are_a_figure(few: InContextLearning, tmp_path: Path) -> None:
+def test_settings_of_one_budget_are_a_figure(few: InContextLearning, records: Path) -> None:
     small = replace(few, tests=2, seeds=(0,))
-    done = [(each, list(run(each, tmp_path).values())) for each in (small, replace(small, layers=3, steps=2))]
+    done = [(each, list(run(each, records).values())) for each in (small, replace(small, layers=1, steps=2))]
     figures = in_context_figures(done)
     assert figures["settings"].startswith(b"\x89PNG") and figures["accuracy"].startswith(b"\x89PNG")
     assert not in_context_figures(done[:1])["settings"]
@@ -258,9 +272,9 @@ def test_measures() -> None:
     assert lost.right() == [0.0, 0.0] and lost.cross_entropy() == [math.inf, math.inf]
 
 
-def test_the_tables(few: InContextLearning, tmp_path: Path) -> None:
-    results = list(run(few, tmp_path).values())
-    main, entropies, details = in_context_tables([(few, results)])
+def test_the_tables(bundled: InContextLearning, records: Path) -> None:
+    results = list(run(bundled, records).values())
+    main, entropies, details = in_context_tables([(bundled, results)])
     assert [list(row) for row in entropies.rows] == [list(row) for row in main.rows]
     assert len(main.rows) == 4 and set(main.rows[0]) == {"setting", "method", "scores", "Praise"}
     accuracies = [100 * sum(each.right()) / 6 for each in results[1].answers]
@@ -306,6 +320,7 @@ def test_two_processes_on_one_directory_end_in_the_same_tables(task: Path, tmp_p
     assert lost.returncode == 2 and "lacks records of this run" in lost.stderr and not victim.exists()
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_run_by_other_methods_stands_beside_the_first_and_in_one_table_with_it(task: Path, tmp_path: Path) -> None:
     runner, words = CliRunner(), ["eval", "icl", "nano-llama", str(task), "--tests", "4", "--learning-rate", "1e-4"]
     for options in (["--methods", "auxiliary,tint"], ["--methods", "auxiliary,moved", "--name", "moved"]):
@@ -318,6 +333,7 @@ def test_a_run_by_other_methods_stands_beside_the_first_and_in_one_table_with_it
     assert [table.count(name) for name in ("the model as it is", "TinT,", "what TinT moves")] == [2, 2, 2]
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_quick_run_is_the_beginning_of_a_whole_one(tmp_path: Path) -> None:
     """On a bundled model and the task that ships with its examples; the records of the first table are used again."""
     runner, words = CliRunner(), ["eval", "icl", "nano-llama", "praise", "--methods", "auxiliary"]

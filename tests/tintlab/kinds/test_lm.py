@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +13,10 @@ from typing import Any
 import forked
 import pytest
 import torch
+from cases import some
 from torch.nn import functional
 
+from tintformer.bundled import read_text
 from tintformer.errors import InputError
 from tintformer.learning.tint import Tint
 from tintformer.storage.loading import load
@@ -32,13 +31,19 @@ from tintlab.study.runner import Runner
 from tintlab.study.store import RecordStore
 from tintlab.study.tuning import run_experiment
 
-TINT = Path(sys.executable).parent / "tint"
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled texts in a file that no test changes."""
+    path = tmp_path_factory.mktemp("text") / "texts.txt"
+    path.write_text("\n".join(read_text(name) for name in ("visit", "address")) + "\n", encoding="utf-8")
+    return path
 
 
-@pytest.fixture
-def experiment(text: Path) -> LanguageModelling:
+@pytest.fixture(scope="module")
+def experiment(text: Path, tiny_model: str) -> LanguageModelling:
     return LanguageModelling(
-        model="nano-llama", data=str(text), shares=(0.5,), length=64, blocks=5, tuning=2, rates=(1e-4, 5e-4, 2e-3)
+        model=tiny_model, data=str(text), shares=(0.5,), length=64, blocks=5, tuning=2, rates=(1e-4, 5e-4, 2e-3)
     )
 
 
@@ -60,12 +65,22 @@ def run(experiment: LanguageModelling, directory: Path, jobs: int = 1):
         return {result.method: result for result in run_experiment(experiment, runner)}
 
 
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("records")
+
+
+@pytest.fixture(scope="module")
+def results(experiment: LanguageModelling, records: Path) -> dict[str, Any]:
+    """What comes out of the experiment as it stands."""
+    return run(experiment, records)
+
+
 def test_the_model_as_it_is_and_fine_tuning_are_what_autograd_gives(
-    experiment: LanguageModelling, tmp_path: Path
+    experiment: LanguageModelling, results: dict[str, Any]
 ) -> None:
-    results = run(experiment, tmp_path / "records")
     opened = open_language(experiment)
-    model = load("nano-llama").model
+    model = load(experiment.model).model
     ids = torch.tensor([opened.blocks[at].ids for at in opened.scored])
     with torch.no_grad():
         logits = model(ids).logits[:, 31:-1]
@@ -148,7 +163,7 @@ def test_a_grid_takes_each_gradient_once_however_little_is_kept(
     assert len(found.curve) > 4 and len(learnt) == len(open_language(experiment).tuning) + len(found.nats)
 
 
-@pytest.mark.parametrize("method", ["fine-tuning", "moved", "tint-paper"])
+@pytest.mark.parametrize("method", some(["fine-tuning", "tint-paper", "moved"], 2))
 def test_rates_share_a_gradient_and_change_no_number(
     experiment: LanguageModelling, learnt: list[Any], method: str
 ) -> None:
@@ -187,15 +202,15 @@ def test_true_gradients_are_taken_once_for_all_methods(experiment: LanguageModel
     assert len(learnt) == 1 and not torch.equal(losses[0], losses[1]) and not torch.equal(losses[1], losses[2])
 
 
-def test_the_rate_is_the_best_of_the_curve(experiment: LanguageModelling, tmp_path: Path) -> None:
-    for result in run(experiment, tmp_path / "records").values():
+def test_the_rate_is_the_best_of_the_curve(results: dict[str, Any]) -> None:
+    for result in results.values():
         if result.method != "auxiliary":
             assert [point.rate for point in result.curve] == [0.0, 1e-4, 5e-4, 2e-3][: len(result.curve)]
             assert result.rate == min(result.curve[1:], key=lambda point: point.loss).rate
 
 
-def test_words_and_bytes_are_those_of_the_scored_text(experiment: LanguageModelling, tmp_path: Path) -> None:
-    result = run(experiment, tmp_path / "records")["auxiliary"]
+def test_words_and_bytes_are_those_of_the_scored_text(experiment: LanguageModelling, results: dict[str, Any]) -> None:
+    result = results["auxiliary"]
     opened = open_language(experiment)
     blocks = [opened.blocks[at] for at in opened.scored]
     assert result.bytes == sum(sum(block.num_bytes[32:]) for block in blocks)
@@ -239,12 +254,17 @@ def test_the_protocol_of_the_paper_chooses_on_the_scored_blocks(experiment: Lang
     assert "OPTIMISTIC" in language_tables([(changed, results)])[0].note
 
 
-def test_other_models_stand_beside_as_they_are(experiment: LanguageModelling, tmp_path: Path) -> None:
-    experiments = [experiment, *compared(experiment, ["nano-gpt2"])]
-    done = [(each, list(run(each, tmp_path / "records").values())) for each in experiments]
+@pytest.mark.usefixtures("unrendered")
+def test_other_models_stand_beside_as_they_are(
+    experiment: LanguageModelling, results: dict[str, Any], records: Path
+) -> None:
+    bundled = replace(experiment, model="nano-llama", blocks=3, rates=(5e-4,))
+    done = [(each, list(run(each, records).values())) for each in (bundled, *compared(bundled, ["nano-gpt2"]))]
     main, details = language_tables(done)
     assert [row["model"] for row in main.rows] == ["nano-llama"] * 3 + ["nano-gpt2"]
     assert "compare models per word or byte" not in main.note  # the two have one tokenizer
+    other, _ = language_tables([(experiment, list(results.values())), *done])
+    assert "compare models per word or byte" in other.note
     assert details.rows[-1]["gain"] == "" and details.rows[-1]["per byte"]
     figures = language_figures(done)
     assert figures["perplexity"].startswith(b"\x89PNG") and figures["gain"].startswith(b"\x89PNG")
@@ -257,11 +277,10 @@ def test_lora_lowers_the_loss(experiment: LanguageModelling, tmp_path: Path) -> 
     assert sum(found["lora"].nats) < sum(found["auxiliary"].nats)
 
 
-def test_the_tables(experiment: LanguageModelling, tmp_path: Path) -> None:
-    results = list(run(experiment, tmp_path / "records").values())
-    main, details = language_tables([(experiment, results)])
+def test_the_tables(experiment: LanguageModelling, results: dict[str, Any]) -> None:
+    main, details = language_tables([(experiment, list(results.values()))])
     assert [row["method"] for row in main.rows] == ["the model as it is", "fine-tuning, all block weights", "TinT"]
-    perplexity = math.exp(sum(per_token(results[0])) / 5)
+    perplexity = math.exp(sum(per_token(results["auxiliary"])) / 5)
     assert main.rows[0]["50%"].startswith(f"{perplexity:.2f} ± ")
     assert details.rows[0]["n"] == "5" and details.rows[2]["share of fine-tuning"].count("%") == 3
     assert main.markdown().count("\n|") == 5
@@ -280,11 +299,11 @@ def test_a_killed_run_goes_on_and_ends_in_the_same_tables(text: Path, tmp_path: 
     whole, halved = tmp_path / "whole", tmp_path / "halved"
     done = forked.tint(*words(text, whole))
     assert done.returncode == 0, done.stderr
-    process = subprocess.Popen([str(TINT), *words(text, halved)], stdout=subprocess.DEVNULL)
+    process = forked.start(*words(text, halved))
     while process.poll() is None and len(list(halved.glob("records/*/*.json"))) < 3:
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.communicate()
     kept = len(list(halved.glob("records/*/*.json")))
     assert 3 <= kept < len(list(whole.glob("records/*/*.json")))
     assert not list(halved.glob("*.md"))
@@ -299,6 +318,7 @@ def test_a_killed_run_goes_on_and_ends_in_the_same_tables(text: Path, tmp_path: 
         assert (whole / name).read_bytes() == (halved / name).read_bytes(), name
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_first_table_is_the_beginning_of_the_whole_run(text: Path, tmp_path: Path) -> None:
     short = ["--length", "64", "--learning-rate", "1e-4,5e-4", "--json", "-o", tmp_path]
     done = forked.tint("eval", "lm", "nano-llama", text, "--quick", *short)

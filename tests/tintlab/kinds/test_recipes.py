@@ -3,27 +3,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import forked
 import pytest
-from patience import PATIENCE
 from praise import save_task
 
 from tintformer.bundled import read_text
 from tintlab.kinds.icl import InContextLearning
 from tintlab.kinds.recipes import share_of_blocks, table_icl, table_settings
 
-TINT = Path(sys.executable).parent / "tint"
 BASE = InContextLearning(model="", task="sst2", tests=6)
-
-
-def tint(*words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.run([str(TINT), *words], capture_output=True, text=True, env=environment, timeout=PATIENCE)
 
 
 def test_shares_of_blocks() -> None:
@@ -83,6 +73,7 @@ def test_recipes_run_offline_on_local_models_and_data(data: Path, tmp_path: Path
 def test_the_papers_models_need_the_hub(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("a text\n")
-    done = tint("eval", "table-lm", "--data", str(text), "-o", str(tmp_path / "out"))
+    words = ["eval", "table-lm", "--data", text, "-o", tmp_path / "out"]
+    done = forked.tint(*words, variables={"HF_HUB_OFFLINE": "1"})
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "gpt2" in done.stderr, done.stderr
     assert not (tmp_path / "out").exists()

@@ -117,6 +117,7 @@ def test_what_cannot_be_done_is_refused(fields: dict[str, Any], message: str) ->
     assert message in str(error.value)
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from tintformer.cli import main
 

@@ -58,6 +58,7 @@ def files(directory: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_titles_are_shown_and_not_obeyed(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert tint("eval", "table", copy) == 0
     printed = capfd.readouterr()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from adapted import close, in_double, learn, learn_each, token_losses, trained_loss
-from cases import FIRST, MODELS, alone, make_batch, make_model, some
+from cases import FIRST, MODELS, alone, every, make_batch, make_model, some
 from peft import IA3Config, get_peft_model
 from transformers.pytorch_utils import Conv1D
 
@@ -78,7 +78,7 @@ def test_variants_of_the_families(name: str) -> None:
     assert trained_loss(tuned, batch) < trained_loss(tint.Tuned.untrained(auxiliary), batch)
 
 
-@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize("name", every(3, FIRST))
 def test_each_row_learns_on_its_own(name: str) -> None:
     auxiliary, batch = tint.load(make_model(name)), make_batch()
     out = learn_each(auxiliary, IA3, **batch)
@@ -91,7 +91,7 @@ def test_each_row_learns_on_its_own(name: str) -> None:
         close(out.updates(row), tuned.updates())
 
 
-@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize("name", every(3, FIRST, 1))
 def test_only_keys_values_and_the_inside_of_the_top_blocks_move(name: str) -> None:
     auxiliary = tint.load(make_model(name))
     top = f"{families()[auxiliary.family].paths.blocks}.1."

@@ -28,7 +28,7 @@ AWKWARD = (
 )
 
 
-def test_any_text_is_escaped_and_whole(tmp_path: Path) -> None:
+def test_any_text_is_escaped_and_whole(tmp_path: Path, drawn: None) -> None:
     report = make(AWKWARD, train_tokens=20)
     page = write(report, tmp_path).read_text(encoding="utf-8")
     read = Read(page)
@@ -45,7 +45,7 @@ def test_any_text_is_escaped_and_whole(tmp_path: Path) -> None:
     assert sum(attributes.get("tabindex") == "0" for attributes, _ in read.tokens) == 1
 
 
-def test_the_name_of_a_model_is_escaped(report: Report, tmp_path: Path) -> None:
+def test_the_name_of_a_model_is_escaped(report: Report, tmp_path: Path, drawn: None) -> None:
     name = "hub/<img src=x onerror='a(1)'>\"&"
     named = replace(report, auxiliary=replace(report.auxiliary, name=name))
     read = Read(write(named, tmp_path).read_text(encoding="utf-8"))
@@ -60,6 +60,7 @@ def test_the_text_has_a_name(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    drawn: None,
 ) -> None:
     assert report.name == "\u201cThe lamp in the harbour is red. The boat in the \u2026\u201d"
     assert name_of("Two words\n") == "\u201cTwo words\u201d" and len(name_of("x" * 999)) < 60
@@ -73,7 +74,7 @@ def test_the_text_has_a_name(
     assert json.loads(capsys.readouterr().out)["text"] == "standard input"
 
 
-def test_the_name_of_a_text_is_escaped_and_turns_nothing(report: Report, tmp_path: Path) -> None:
+def test_the_name_of_a_text_is_escaped_and_turns_nothing(report: Report, tmp_path: Path, drawn: None) -> None:
     name = "</title><img src=x onerror='a(1)'>\u202e\udcff\n" + "x" * 300
     continued = Continuations(num_tokens=2, before="<u>one", after="<u>two</p><script>")
     named = replace(report, name=name, continuations=continued)
@@ -84,7 +85,7 @@ def test_the_name_of_a_text_is_escaped_and_turns_nothing(report: Report, tmp_pat
     assert '<span class="same">&lt;u&gt;</span>two&lt;/p&gt;' in page
 
 
-def test_largest_changes_are_words_in_context(tmp_path: Path) -> None:
+def test_largest_changes_are_words_in_context(tmp_path: Path, drawn: None) -> None:
     text = TEXT.replace("Ada", "Verrell").replace("The lamp", "A lantern")[:330]
     report = make(text)
     page = write(report, tmp_path).read_text(encoding="utf-8")

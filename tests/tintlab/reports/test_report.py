@@ -7,7 +7,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,11 @@ from tintlab.checks.verify.gradients import align, simulated_gradient, true_grad
 from tintlab.methods.fine_tuning import fine_tune
 from tintlab.reports import Report, write
 from tintlab.reports.collect import LIMIT, cosines
-from tintlab.reports.drawing import NAMES, short, smooth, smoothing_window, tidy
+from tintlab.reports.drawing import NAMES, Drawing, short, smooth, smoothing_window, tidy
 from tintlab.reports.page import perplexity, rule_text, signed
 
 
-def test_the_numbers_are_those_of_the_pass(report: Report, tmp_path: Path) -> None:
+def test_the_numbers_are_those_of_the_pass(report: Report, tmp_path: Path, drawn: None) -> None:
     tokenizer = make_tokenizer()
     ids = torch.tensor([encode(tokenizer, TEXT).input_ids])
     train = torch.arange(ids.shape[1])[None] < TRAIN
@@ -112,7 +112,7 @@ def test_statistics_of_rms_reach_every_part() -> None:
         make(rule=rule)
 
 
-def test_cosines_are_left_out_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cosines_are_left_out_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: None) -> None:
     without = make(cosine=False)
     assert not without.cosines and "--no-cosine" in without.no_cosines
     assert "Left out. It was not asked for" in write(without, tmp_path).read_text(encoding="utf-8")
@@ -124,13 +124,13 @@ def test_cosines_are_left_out_with_a_reason(tmp_path: Path, monkeypatch: pytest.
     assert make(cosine=True).cosines
 
 
-def test_a_rate_of_zero_changes_nothing(tmp_path: Path) -> None:
+def test_a_rate_of_zero_changes_nothing(tmp_path: Path, drawn: None) -> None:
     still = make(rule=tint.LearningRule(learning_rate=0.0))
     assert all(token.change == 0 for token in still.scored) and all(update.norm == 0 for update in still.updates)
     assert "0%" in write(still, tmp_path).read_text(encoding="utf-8")
 
 
-def test_nothing_is_asked_of_the_network(report: Report, tmp_path: Path) -> None:
+def test_nothing_is_asked_of_the_network(report: Report, tmp_path: Path, drawn: None) -> None:
     page = write(report, tmp_path).read_text(encoding="utf-8")
     for tag, attributes in Read(page).tags:
         for name in ("src", "href", "srcset", "action", "poster", "data"):
@@ -141,8 +141,12 @@ def test_nothing_is_asked_of_the_network(report: Report, tmp_path: Path) -> None
     assert len(identities) == len(set(identities))
 
 
-def test_the_same_bytes_twice(report: Report, tmp_path: Path) -> None:
-    write(report, tmp_path / "one")
+def test_the_same_bytes_twice(
+    report: Report, drawings: Mapping[str, Drawing], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("tintlab.reports.page.draw", lambda _: drawings)
+        write(report, tmp_path / "one")
     write(make(), tmp_path / "two" / "deeper")
     first, second = (sorted(directory.iterdir()) for directory in (tmp_path / "one", tmp_path / "two" / "deeper"))
     assert [file.name for file in first] == [file.name for file in second]
@@ -153,7 +157,7 @@ def test_the_same_bytes_twice(report: Report, tmp_path: Path) -> None:
 
 
 def test_an_interruption_leaves_everything_as_it_was(
-    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: None
 ) -> None:
     def fail(self: Path, content: bytes) -> int:
         if "updates" in self.name:
@@ -174,7 +178,7 @@ def test_an_interruption_leaves_everything_as_it_was(
     assert (tmp_path / "old" / "report.html").read_text() == "old"
 
 
-def test_figures_of_an_earlier_report_do_not_stay(report: Report, tmp_path: Path) -> None:
+def test_figures_of_an_earlier_report_do_not_stay(report: Report, tmp_path: Path, drawn: None) -> None:
     for name in (*NAMES, "mine"):
         (tmp_path / f"{name}.png").write_bytes(b"old")
     write(report, tmp_path)
@@ -227,7 +231,7 @@ def test_a_report_by_the_simulator_shows_the_losses_of_the_fast_engine(
 
 
 def test_the_baseline_and_continuations_are_there_when_asked_for(
-    run_here: Callable[..., None], model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_here: Callable[..., None], model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], drawn: None
 ) -> None:
     text = TEXT[: TEXT.index("Ben sails")]
     words = [model, text, "-o", tmp_path, "--no-cosine", "--learning-rate", "0.01", "--baseline", "--generate", "7"]

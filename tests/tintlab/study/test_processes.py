@@ -25,10 +25,9 @@ from tintformer.bundled import read_text
 from tintformer.cli.app import app
 from tintformer.errors import InputError, TintError
 from tintlab.cli.evaluate.eval_run import threads_of
-from tintlab.study.runner import ProcessGroup, Runner, fail_together, unit_identity
+from tintlab.study.runner import ProcessGroup, Runner, fail_together, process_group, unit_identity
 from tintlab.study.store import RecordStore
 
-TINT = Path(sys.executable).parent / "tint"
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
 ACCELERATE = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
 """Its name for several processes, with or without GPUs: `--cpu` starts one."""
@@ -224,10 +223,9 @@ def test_processes_start_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
         threads_of(3)
 
 
-def test_a_launcher_that_is_not_there_is_told(place: Path) -> None:
-    environment = {**os.environ, "WORLD_SIZE": "2"}
-    done = subprocess.run(
-        [str(TINT), *language(place, "x")], capture_output=True, text=True, env=environment, timeout=PATIENCE
-    )
-    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-    assert "WORLD_SIZE=2 but the other processes cannot be met" in done.stderr
+def test_a_launcher_that_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    process_group.cache_clear()
+    with pytest.raises(InputError, match="WORLD_SIZE=2 but the other processes cannot be met"):
+        CliRunner().invoke(app, language(tmp_path, "x"), catch_exceptions=False)
+    assert not (tmp_path / "x").exists()

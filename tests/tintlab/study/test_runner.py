@@ -5,20 +5,26 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import forked
 import pytest
-from cases import some
 from patience import PATIENCE
 
 from tintformer.errors import InputError
 from tintlab.study.runner import Runner
 from tintlab.study.store import RecordStore
+
+
+# Elsewhere processes start from nothing, and import: no module that is heavy belongs above.
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    forked.fork_workers(monkeypatch)
 
 
 class Numbers:
@@ -52,7 +58,7 @@ class Doubling(Numbers):
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_results_are_in_order_and_nothing_is_done_twice(tmp_path: Path, jobs: int) -> None:
+def test_results_are_in_order_and_nothing_is_done_twice(tmp_path: Path, jobs: int, forked_workers: None) -> None:
     experiment, counts = Doubling(tmp_path), []
     with Runner(RecordStore(tmp_path / "records"), jobs=jobs, progress=counts.append) as runner:
         first = runner.complete(experiment, [3, 1, 2])
@@ -64,8 +70,8 @@ def test_results_are_in_order_and_nothing_is_done_twice(tmp_path: Path, jobs: in
     assert first[0]["exact"] == 0.1 + 0.2
 
 
-@pytest.mark.parametrize("jobs", some([1, 2]))
-def test_units_of_one_identity_are_done_once(tmp_path: Path, jobs: int) -> None:
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_units_of_one_identity_are_done_once(tmp_path: Path, jobs: int, forked_workers: None) -> None:
     experiment = Doubling(tmp_path)
     with Runner(RecordStore(tmp_path / "records"), jobs=jobs) as runner:
         assert [each["double"] for each in runner.complete(experiment, [7, 107, 8, 207])] == [14, 14, 16, 14]
@@ -73,7 +79,7 @@ def test_units_of_one_identity_are_done_once(tmp_path: Path, jobs: int) -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_an_error_keeps_what_was_done_before(tmp_path: Path, jobs: int) -> None:
+def test_an_error_keeps_what_was_done_before(tmp_path: Path, jobs: int, forked_workers: None) -> None:
     store = RecordStore(tmp_path / "records")
     with Runner(store, jobs=jobs) as runner, pytest.raises(InputError, match="3 is unlucky"):
         runner.complete(Doubling(tmp_path, fails_at=3), [1, 2, 3])
@@ -106,27 +112,31 @@ class Sleeping(Numbers):
         return {}
 
 
+@forked.needs_fork
 def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    script = tmp_path / "parent.py"
-    script.write_text(
-        "import sys; from pathlib import Path\n"
-        f"sys.path[:0] = {[str(folder) for folder in Path(__file__).parents[:3]]}\n"
-        "from test_runner import RecordStore, Runner, Sleeping\n"
-        "if __name__ == '__main__':\n"
-        "    with Runner(RecordStore(Path(sys.argv[1]) / 'records'), jobs=2) as runner:\n"
-        "        runner.complete(Sleeping(Path(sys.argv[1])), [1, 2])\n"
-    )
-    parent = subprocess.Popen([sys.executable, str(script), str(tmp_path)])
-    while parent.poll() is None and len(list(tmp_path.glob("pid-*"))) < 2:
-        time.sleep(0.05)
-    pids = [int(path.name.removeprefix("pid-")) for path in tmp_path.glob("pid-*")]
-    assert len(pids) == 2
+    """Processes that are started as a user's are: one that is forked would hold the pipe that tells it of the end."""
+
+    def work() -> None:
+        with Runner(RecordStore(tmp_path / "records"), jobs=2) as runner:
+            runner.complete(Sleeping(tmp_path), [1, 2])
+
+    parent = forked.Fork(work)
+    pids = two_at_work(parent, tmp_path)
     parent.kill()
     parent.wait()
     deadline = time.monotonic() + PATIENCE / 10
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(alive, pids))
+
+
+def two_at_work(parent: forked.Fork, tmp_path: Path) -> list[int]:
+    """The two processes of a parent, once both have begun with a unit."""
+    while parent.poll() is None and len(list(tmp_path.glob("pid-*"))) < 2:
+        time.sleep(0.05)
+    pids = [int(path.name.removeprefix("pid-")) for path in tmp_path.glob("pid-*")]
+    assert len(pids) == 2
+    return pids
 
 
 def alive(pid: int) -> bool:
@@ -138,84 +148,61 @@ def alive(pid: int) -> bool:
         return False
 
 
-def parent_of(tmp_path: Path) -> subprocess.Popen[str]:
-    """A command with two processes at work, in a process group of its own, as a terminal starts one."""
-    script = tmp_path / "parent.py"
-    script.write_text(
-        "import sys; from pathlib import Path\n"
-        f"sys.path[:0] = {[str(folder) for folder in Path(__file__).parents[:3]]}\n"
-        "from test_runner import Doubling, RecordStore, Runner, Sleeping\n"
-        "import tintformer.cli, tintformer.cli.app\n"
-        "def work():\n"
-        "    folder = Path(sys.argv[1])\n"
-        "    with Runner(RecordStore(folder / 'records'), jobs=2) as runner:\n"
-        "        runner.complete(Doubling(folder), [11, 12, 13])\n"
-        "        runner.complete(Sleeping(folder), [1, 2, 3])\n"
-        "if __name__ == '__main__':\n"
-        "    tintformer.cli.app.app = work\n"
-        "    tintformer.cli.main()\n"
-    )
-    command = [sys.executable, str(script), str(tmp_path)]
-    parent = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=_heed_interrupts,
-    )
-    while parent.poll() is None and len(list(tmp_path.glob("pid-*"))) < 2:
-        time.sleep(0.05)
-    return parent
+def command_of(work: Callable[[], None]) -> forked.Fork:
+    """The command `tint`, which does this instead, in a process group of its own, as a terminal starts one."""
+    import tintformer.cli
+    import tintformer.cli.app
+
+    def command() -> None:
+        tintformer.cli.app.app = work  # pyright: ignore[reportAttributeAccessIssue]
+        tintformer.cli.main()
+
+    return forked.Fork(command, own_group=True)
 
 
-def _heed_interrupts() -> None:
-    """A shell starts what runs in its background with interrupts ignored, and children inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def parent_of(tmp_path: Path) -> forked.Fork:
+    """A command with two processes, each in the middle of a unit."""
+
+    def work() -> None:
+        with Runner(RecordStore(tmp_path / "records"), jobs=2) as runner:
+            runner.complete(Doubling(tmp_path), [11, 12, 13])
+            runner.complete(Sleeping(tmp_path), [1, 2, 3])
+
+    return command_of(work)
 
 
-def pids_in(tmp_path: Path) -> list[int]:
-    return [int(path.name.removeprefix("pid-")) for path in tmp_path.glob("pid-*")]
-
-
-@pytest.mark.parametrize("whole_group", some([True, False]))
-def test_an_interrupt_ends_all_processes_without_a_word(tmp_path: Path, whole_group: bool) -> None:
+@forked.needs_fork
+@pytest.mark.parametrize("whole_group", [True, pytest.param(False, marks=pytest.mark.sweep)])
+def test_an_interrupt_ends_all_processes_without_a_word(
+    tmp_path: Path, whole_group: bool, forked_workers: None
+) -> None:
     parent = parent_of(tmp_path)
-    assert len(pids_in(tmp_path)) == 2
+    pids = two_at_work(parent, tmp_path)
     os.killpg(parent.pid, signal.SIGINT) if whole_group else os.kill(parent.pid, signal.SIGINT)
     out, err = parent.communicate(timeout=PATIENCE / 10)  # units in flight take longer
     assert (parent.returncode, out, err) == (130, "", "")
-    assert not any(map(alive, pids_in(tmp_path)))
+    assert not any(map(alive, pids))
     assert len(list(RecordStore(tmp_path / "records"))) == 3
 
 
+@forked.needs_fork
 def test_an_interrupt_while_processes_start_is_silent_too(tmp_path: Path) -> None:
-    script = tmp_path / "starting.py"
-    script.write_text(
-        "import os, signal, sys, threading, time; from pathlib import Path\n"
-        f"sys.path[:0] = {[str(folder) for folder in Path(__file__).parents[:3]]}\n"
-        "from test_runner import RecordStore, Runner, Sleeping\n"
-        "import tintformer.cli, tintformer.cli.app\n"
-        "def work():\n"
-        "    with Runner(RecordStore(Path(sys.argv[1])), jobs=2) as runner:\n"
-        "        threading.Timer(0.2, lambda: os.killpg(0, signal.SIGINT)).start()\n"
-        "        runner.complete(Sleeping(Path(sys.argv[1])), [1, 2])\n"
-        "if __name__ == '__main__':\n"
-        "    tintformer.cli.app.app = work\n"
-        "    tintformer.cli.main()\n"
-    )
-    command = [sys.executable, str(script), str(tmp_path)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, start_new_session=True, timeout=PATIENCE, preexec_fn=_heed_interrupts
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    def work() -> None:
+        with Runner(RecordStore(tmp_path), jobs=2) as runner:
+            threading.Timer(0.2, lambda: os.killpg(0, signal.SIGINT)).start()
+            runner.complete(Sleeping(tmp_path), [1, 2])
+
+    parent = command_of(work)
+    out, err = parent.communicate()
+    assert (parent.returncode, out, err) == (130, "", "")
 
 
 @pytest.mark.sweep
+@forked.needs_fork
 def test_a_killed_process_is_one_line_and_costs_only_its_unit(tmp_path: Path) -> None:
     parent = parent_of(tmp_path)
-    os.kill(pids_in(tmp_path)[0], signal.SIGKILL)
-    out, err = parent.communicate(timeout=PATIENCE)
+    os.kill(two_at_work(parent, tmp_path)[0], signal.SIGKILL)
+    out, err = parent.communicate()
     assert parent.returncode == 2 and not out
     assert err.startswith("tint: one of the 2 processes of this run was killed") and err.count("\n") == 1
     assert len(list(RecordStore(tmp_path / "records"))) == 3

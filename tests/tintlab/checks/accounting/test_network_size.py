@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import DESCENTS, FIRST, covering, make_config, make_model, make_rule, some
+from cases import DESCENTS, FIRST, make_config, make_model, make_rule, some
 
 import tintformer as tint
 from tintformer.network.dense import dense_form
@@ -40,7 +40,7 @@ def measured(layer: Any, frame: Any, dtype: torch.dtype) -> tuple[int, int]:
     return sum(each.numel() for each in parameters), sum(int(each.count_nonzero()) for each in parameters)
 
 
-@pytest.mark.parametrize(("name", "rule"), some(CASES[::-1], 12))
+@pytest.mark.parametrize(("name", "rule"), some(CASES[::-1], 7))
 def test_every_layer_counts_as_its_dense_form(name: str, rule: str) -> None:
     assert_counted(name, make_rule(rule))
 
@@ -49,7 +49,7 @@ def test_every_layer_counts_as_its_dense_form(name: str, rule: str) -> None:
 def test_so_do_layers_of_momentum_decay_and_loops(descent: str) -> None:
     knobs = DESCENTS[descent]
     assert_counted("gpt2", make_rule("full", steps=2, **knobs))
-    assert_counted("gpt2", make_rule("full", steps=7, **{**knobs, "schedule": ()}), loop=True)
+    assert_counted("gpt2", make_rule("full", steps=3, layers=1, **{**knobs, "schedule": ()}), loop=True)
 
 
 def assert_counted(name: str, learn: tint.LearningRule, **knobs: Any) -> None:
@@ -85,7 +85,7 @@ def test_the_cases_have_every_kind_of_layer() -> None:
     assert found == kinds | {CLEARING}
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama-grouped", "bloom"])
+@pytest.mark.parametrize("name", some(["llama-grouped", "gpt2", "bloom"]))
 def test_the_totals_are_those_of_both_ways_to_run_a_network(name: str) -> None:
     rule = make_rule("default", steps=2)
     dense, plain = (tint.compile(make_model(name), rule, max_tokens=5, dense=dense) for dense in (True, False))
@@ -117,7 +117,7 @@ def test_a_loop_stores_its_layers_once() -> None:
     assert looped.total("structured") == one.total("structured") + 13**2
 
 
-@pytest.mark.parametrize(("name", "rule"), covering(["gpt2", "llama", "qwen3"], ["default", "full"]))
+@pytest.mark.parametrize(("name", "rule"), some([("llama", "full"), ("gpt2", "default"), ("qwen3", "full")]))
 def test_depth_grows_by_the_layers_of_a_step(name: str, rule: str) -> None:
     auxiliary = meta_auxiliary(make_config(name), name)
     sizes = [count_network(auxiliary, rule=make_rule(rule, steps=steps), max_tokens=8) for steps in (1, 2, 3, 4)]

@@ -133,18 +133,21 @@ def reach(certificate: lab.Certificate) -> int:
 
 
 @pytest.mark.parametrize(
-    ("carry", "dtype"),
-    [("none", torch.float64), ("recompute", torch.float64), ("cache", torch.float64), ("cache", torch.float32)],
+    ("carry", "dtype", "documents"),
+    [
+        ("none", torch.float64, DOCUMENTS),
+        ("recompute", torch.float64, DOCUMENTS),
+        ("cache", torch.float64, None),
+        ("cache", torch.float32, DOCUMENTS),
+    ],
 )
-def test_streams_pass_with_and_without_documents(carry: str, dtype: torch.dtype) -> None:
-    score = stream(carry, dtype=dtype)
-    for documents in (None, DOCUMENTS):
-        certificate = lab.audit(score, text(), documents, places=FEW)
-        assert certificate.passed and certificate.tolerance < 1e-5, certificate.findings
-        verdicts = {check.kind: check.verdict for check in certificate.checks}
-        other = verdicts.pop("another document")
-        assert other == ("not checked" if documents is None else "passed")
-        assert set(verdicts.values()) == {"passed"}
+def test_streams_pass_with_and_without_documents(carry: str, dtype: torch.dtype, documents: Tensor | None) -> None:
+    certificate = lab.audit(stream(carry, dtype=dtype), text(), documents, places=FEW)
+    assert certificate.passed and certificate.tolerance < 1e-5, certificate.findings
+    verdicts = {check.kind: check.verdict for check in certificate.checks}
+    other = verdicts.pop("another document")
+    assert other == ("not checked" if documents is None else "passed")
+    assert set(verdicts.values()) == {"passed"}
 
 
 @pytest.mark.parametrize("score", [plain_hf, tint_call, losses_of_stream])
@@ -210,7 +213,7 @@ def test_a_cache_that_survives_is_named() -> None:
 
 def test_a_rate_chosen_on_scored_tokens_is_named() -> None:
     # Random tokens teach nothing; what repeats one token is best read at a high rate.
-    certificate = lab.audit(rate_chosen_on_scores, text(), places=4)
+    certificate = lab.audit(rate_chosen_on_scores, text(), places=FEW)
     assert "later tokens" in certificate.kinds
     # It reaches further than any chunk: that is how it differs from learning before scoring.
     assert reach(certificate) > CHUNK
@@ -264,8 +267,8 @@ def test_tokens_that_are_fixed_stay() -> None:
         return stream()(ids, document_ids)
 
     fixed = torch.arange(TOKENS) < 12
-    assert lab.audit(score, text(), DOCUMENTS, fixed=fixed, vocabulary=VOCABULARY, places=8).passed
-    assert all(torch.equal(ids[:12], text()[:12]) for ids in seen) and len({tuple(ids.tolist()) for ids in seen}) > 8
+    assert lab.audit(score, text(), DOCUMENTS, fixed=fixed, vocabulary=VOCABULARY, places=4).passed
+    assert all(torch.equal(ids[:12], text()[:12]) for ids in seen) and len({tuple(ids.tolist()) for ids in seen}) > 4
 
 
 def test_divergence_on_a_changed_text_shows_nothing() -> None:

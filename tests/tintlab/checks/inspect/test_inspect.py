@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import typer
-from cases import FIRST, assert_same, covering, make_batch, make_model, make_rule
+from cases import FIRST, assert_same, covering, every, make_batch, make_model, make_rule
 from tiny import TEXT, save_model
 from typer.testing import CliRunner
 
@@ -93,7 +94,8 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor, what: Any) -> None
 
 
 @pytest.mark.parametrize(
-    ("family", "layout"), covering([*FIRST, "opt-350m-kind", "phi-grouped", "llama-grouped"], ["lean", "paper"])
+    ("family", "layout"),
+    every(5, list(product([*FIRST, "opt-350m-kind", "phi-grouped", "llama-grouped"], ["lean", "paper"]))),
 )
 def test_regions_hold_what_the_reference_has(family: str, layout: str) -> None:
     simulator = tint.build(make_model(family), make_rule("default", steps=2), layout=layout, stack=2)
@@ -225,8 +227,7 @@ def test_watching_changes_nothing() -> None:
 # The plan.
 
 
-@pytest.mark.parametrize("layout", ["lean", "paper"])
-@pytest.mark.parametrize("stack", [1, 2, 3])
+@pytest.mark.parametrize(("layout", "stack"), covering(["lean", "paper"], [1, 2, 3]))
 def test_prefix_tokens_hold_the_rows_that_the_plan_names(layout: str, stack: int) -> None:
     simulator = tint.build(make_model("llama-grouped"), make_rule("default"), layout=layout, stack=stack)
     g = simulator.geometry

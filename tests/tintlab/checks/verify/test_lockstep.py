@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from cases import make_batch, make_model, make_rule
+from cases import covering, make_batch, make_model, make_rule
 from torch import Tensor
 
 import tintformer as tint
@@ -39,8 +39,7 @@ def wrong(errors: list[ModuleError], tolerance: float = 1e-9) -> set[tuple[int |
     return {(error.layer, error.module, error.phase) for error in errors if not error.relative <= tolerance}
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("rule", ["default", "full"])
+@pytest.mark.parametrize(("name", "rule"), covering(MODELS, ["default", "full"]))
 def test_the_reference_agrees_with_itself_and_the_fast_engine_with_it(name: str, rule: str) -> None:
     errors = run(TensorExecutor, name, rule)
     assert all(error.absolute == error.relative == 0 for error in errors)
@@ -53,8 +52,9 @@ def test_the_reference_agrees_with_itself_and_the_fast_engine_with_it(name: str,
     assert max(error.relative for error in fast) < 1e-13
 
 
-@pytest.mark.parametrize("name", ["gpt2", "opt-350m-kind", "qwen3", "gptj"])
-@pytest.mark.parametrize("engine", ["simulator", "network"])
+@pytest.mark.parametrize(
+    ("engine", "name"), covering(["simulator", "network"], ["gpt2", "opt-350m-kind", "qwen3", "gptj"])
+)
 def test_what_is_constructed_agrees_with_the_reference(engine: str, name: str) -> None:
     errors = run(find_verified_engine(engine).executor, name, "default")
     assert max(error.relative for error in errors) < 1e-11

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import typer
-from cases import make_model
+from cases import covering, make_model
 from tiny import TEXT, save_model
 from typer.testing import CliRunner
 
@@ -36,8 +36,9 @@ IDS = torch.tensor([[5, 9, 3, 17, 22, 8, 11, 4, 26, 7, 13, 19]])
 TRAIN = torch.arange(12)[None] < 8
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama-grouped"])
-@pytest.mark.parametrize("engine", ["simulator", "network", "fast", "reference"])
+@pytest.mark.parametrize(
+    ("engine", "name"), covering(["network", "simulator", "reference", "fast"], ["gpt2", "llama-grouped"])
+)
 def test_sound_engines_pass(name: str, engine: str) -> None:
     shares: list[float] = []
     report = verify(
