@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -177,6 +177,11 @@ def some(values: Sequence[Any], keep: int = 1) -> list[Any]:
         return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.sweep)
 
     return [value if i < keep else swept(value) for i, value in enumerate(values)]
+
+
+def spread(values: Iterable[Any], every: int) -> list[Any]:
+    """One of so many as parameters of a test, from the first to the last, and the others for the sweep."""
+    return [some([value], keep=i % every == 0)[0] for i, value in enumerate(values)]
 
 
 def make_config(name: str) -> Any:

@@ -10,9 +10,8 @@ from pathlib import Path
 import forked
 import kills
 import pytest
-import writers
 from all_commands import all_commands
-from writers import READERS, WRITERS
+from writers import READERS, WRITERS, import_libraries
 
 SHORT = [
     *(f"reads: {name}" for name in READERS),
@@ -30,7 +29,7 @@ def test_every_command_is_in_the_table() -> None:
 
 
 def strike(folder: Path, limit: int | None, *names: str) -> None:
-    writers.import_libraries()
+    import_libraries()
     done = forked.call(lambda: kills.main(folder, limit, list(names)))
     assert done.returncode == 0, done.stderr
     results = [json.loads(line) for line in done.stdout.splitlines()]

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from cases import some
 from films import request
 from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
@@ -58,7 +59,7 @@ def close(found: Sequence[tuple[float, bool]], expected: Sequence[tuple[float, b
     assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
 
 
-@pytest.mark.parametrize("model", ["nano-llama", "nano-gpt2"])
+@pytest.mark.parametrize("model", some(["nano-llama", "nano-gpt2"]))
 def test_a_continuation_is_scored_after_learning_from_its_context(model: str) -> None:
     lm, tokenizer = make(model), find_tokenizer(model)
     expected = []
