@@ -101,6 +101,7 @@ def test_the_cells_of_a_notebook_run(path: Path, tmp_path: Path, monkeypatch: py
             exec(compile(cell, path.name, "exec"), namespace)
         print(eval(compile(ast.Expression(result.value), path.name, "eval"), namespace))
 
+    forked.import_what_commands_import()
     done = forked.call(run)
     assert done.returncode == 0, done.stderr
     assert HOLDS[path.stem](ast.literal_eval(done.stdout.splitlines()[-1]))

@@ -14,7 +14,7 @@ from all_commands import all_commands
 from writers import READERS, WRITERS, import_libraries
 
 SHORT = [
-    *(f"reads: {name}" for name in READERS),
+    *("reads: run", "reads: plan", "reads: audit", "reads: fetch"),
     *("adapt", "report", "eval lm", "fetch", "load: GGUF", "RecordStore.save"),
 ]
 """What is struck in every run of the tests; the sweep does all."""
