@@ -178,6 +178,8 @@ def test_the_demo_learns_and_its_engines_agree(
     models: tuple[str, ...], texts: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`make package` runs all of it from the wheel."""
+    if texts != TEXTS:
+        monkeypatch.setattr("tintformer.bundled.read_text", lambda name: TEXT)
     monkeypatch.setattr("tintformer.bundled.BUNDLED", models)
     monkeypatch.setattr("tintformer.bundled.TEXTS", texts)
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}

@@ -158,7 +158,7 @@ def attack(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFix
     return Attack(here, monkeypatch, capfd)
 
 
-FIRST = ("plan", "inspect", "eval icl", "eval table", "fetch")
+FIRST = ("plan", "fetch", "eval list", "eval table", "eval table-icl")
 """Commands that every run of the tests attacks: a few seconds of them, and one that reads what others have written."""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import FIRST, MODELS, alone, covering, make_batch, make_model, make_rule, spread
+from cases import FIRST, MODELS, alone, make_batch, make_model, make_rule, spread
 from tiny import TEXT, save_model
 from torch import Tensor
 from transformers import AutoTokenizer, DynamicCache, GenerationConfig, TextStreamer, pipeline
@@ -62,7 +62,7 @@ def step_by_step(
     return ids
 
 
-@pytest.mark.parametrize(("name", "engine"), covering(list(MODELS), ["fast", "simulator"]))
+@pytest.mark.parametrize(("name", "engine"), spread(product(MODELS, ["fast", "simulator"]), 3))
 def test_greedy_generation_is_scoring_step_by_step(name: str, engine: str) -> None:
     batch = prompt()
     found = make(name, engine=engine).generate(**batch, max_new_tokens=NEW, do_sample=False)

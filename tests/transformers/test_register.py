@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import pytest
-from cases import some
 
 CHECK = """
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -39,8 +38,10 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("first", some(ORDERS))
+@pytest.mark.sweep
+@pytest.mark.parametrize("first", ORDERS)
 def test_whatever_is_imported_first(first: str) -> None:
+    """In every run of the tests it is a process of test_save.py that does this check."""
     done = run(f"{first}\n{CHECK}")
     assert done.returncode == 0, done.stderr
 
