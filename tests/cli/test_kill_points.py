@@ -15,7 +15,7 @@ from writers import READERS, WRITERS, import_libraries
 
 SHORT = [
     *("reads: run", "reads: plan", "reads: audit", "reads: fetch"),
-    *("adapt", "report", "eval lm", "fetch", "load: GGUF", "RecordStore.save"),
+    *("adapt", "report", "sweep", "fetch", "load: GGUF", "RecordStore.save"),
 ]
 """What is struck in every run of the tests; the sweep does all."""
 
