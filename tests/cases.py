@@ -189,6 +189,11 @@ def swept(values: Iterable[tuple[Any, ...]]) -> list[Any]:
     return [pytest.param(*value, marks=pytest.mark.sweep) for value in values]
 
 
+def spread(values: Iterable[Any], every: int) -> list[Any]:
+    """One of so many as parameters of a test, from the first to the last, and the others for the sweep."""
+    return [some([value], keep=i % every == 0)[0] for i, value in enumerate(values)]
+
+
 def make_config(name: str) -> Any:
     import transformers
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from forked import import_what_commands_import
 from kills import Writer
 
 RATES = ("0.01", "0.02")
@@ -21,16 +22,23 @@ PROBES = Path("probes.jsonl")
 """What all read, in the current directory."""
 
 
-def prepare(folder: Path) -> None:
-    """Put the inputs into a folder, and import what takes long."""
+def import_libraries() -> None:
+    """Import what takes long, before processes are forked off."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    import matplotlib.figure  # noqa: F401
-    from tiny import TEXT, save_model
+    import matplotlib.figure
+    import tiny
 
     import tintformer.simulator.simulator
-    import tintformer.transformers.model  # noqa: F401
-    import tintlab.reports  # noqa: F401
 
+    assert matplotlib and tiny and tintformer
+    import_what_commands_import()
+
+
+def prepare(folder: Path) -> None:
+    """Put the inputs into a folder."""
+    from tiny import TEXT, save_model
+
+    import_libraries()
     folder.mkdir(parents=True)
     save_model(folder / MODEL)
     (folder / TEXT_FILE).write_text((TEXT + "\n") * 4)

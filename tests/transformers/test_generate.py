@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cases import FIRST, MODELS, alone, covering, make_batch, make_model, make_rule
+from cases import FIRST, MODELS, alone, make_batch, make_model, make_rule, spread
 from tiny import TEXT, save_model
 from torch import Tensor
 from transformers import AutoTokenizer, DynamicCache, GenerationConfig, TextStreamer, pipeline
@@ -61,14 +62,14 @@ def step_by_step(
     return ids
 
 
-@pytest.mark.parametrize(("name", "engine"), covering(list(MODELS), ["fast", "simulator"]))
+@pytest.mark.parametrize(("name", "engine"), spread(product(MODELS, ["fast", "simulator"]), 3))
 def test_greedy_generation_is_scoring_step_by_step(name: str, engine: str) -> None:
     batch = prompt()
     found = make(name, engine=engine).generate(**batch, max_new_tokens=NEW, do_sample=False)
     assert torch.equal(found, step_by_step(name, batch, engine=engine))
 
 
-@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize("name", spread(FIRST, 3))
 def test_sampling_with_a_seed_is_scoring_step_by_step(name: str) -> None:
     batch, model = prompt(), make(name)
     for use_cache in (True, False):
@@ -77,7 +78,7 @@ def test_sampling_with_a_seed_is_scoring_step_by_step(name: str) -> None:
         assert torch.equal(found, step_by_step(name, batch, seed=3))
 
 
-@pytest.mark.parametrize(("name", "engine"), covering(FIRST, ["fast", "simulator"]))
+@pytest.mark.parametrize(("name", "engine"), spread(product(FIRST, ["fast", "simulator"]), 5))
 def test_a_padded_batch_is_one_sequence_after_the_other(name: str, engine: str) -> None:
     batch, model = prompt(), make(name, "full", engine=engine)
     together = model.generate(**batch, max_new_tokens=NEW, do_sample=False)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import pytest
-from cases import some
 
 CHECK = """
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -21,8 +20,8 @@ assert inspect.getsource(module) and module.__spec__.loader is module.__loader__
 """
 
 ORDERS = [
-    "import tintformer",
     "import transformers, tintformer",
+    "import tintformer",
     "from transformers import AutoConfig; import tintformer",
     "from transformers import AutoModelForCausalLM; import tintformer",
     "import tintformer.transformers.model",
@@ -39,8 +38,10 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("first", some(ORDERS, 2))
+@pytest.mark.sweep
+@pytest.mark.parametrize("first", ORDERS)
 def test_whatever_is_imported_first(first: str) -> None:
+    """In every run of the tests it is a process of test_save.py that does this check."""
     done = run(f"{first}\n{CHECK}")
     assert done.returncode == 0, done.stderr
 

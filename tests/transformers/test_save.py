@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 import torch
-from cases import MODELS, assert_same, call, make_batch, make_model, make_rule, some
+from cases import MODELS, assert_same, call, make_batch, make_model, make_rule, some, spread
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from test_register import CHECK
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import tintformer as tint
@@ -85,7 +86,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, tor
 def test_the_same_numbers_in_another_process(first: str, saved: tuple[Path, dict[str, torch.Tensor]]) -> None:
     directory, expected = saved
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", FIRST_LINES[first] + IN_ANOTHER_PROCESS, *SAVED],
+        [sys.executable, "-W", "error", "-c", FIRST_LINES[first] + CHECK + IN_ANOTHER_PROCESS, *SAVED],
         cwd=directory,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
@@ -98,7 +99,7 @@ def test_the_same_numbers_in_another_process(first: str, saved: tuple[Path, dict
         assert_same(found[name], logits)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", spread(MODELS, 2))
 def test_every_model_comes_back(name: str, tmp_path: Path) -> None:
     model, batch = make(name, torch.float32), make_batch()
     model.save_pretrained(tmp_path)

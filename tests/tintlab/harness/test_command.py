@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import tomllib
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import forked
 import pytest
 from films import harness, save_reviews
 from lm_eval.api.registry import get_model
+from lm_eval.tasks import TaskManager
 from places import ROOT
 
 from tintformer.errors import TintError
@@ -26,7 +28,12 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return forked.tint("lm-eval", *arguments)
 
 
-def test_the_command_evaluates_and_writes_what_it_was_made_with(tmp_path: Path) -> None:
+@pytest.mark.parametrize("defaults", [False, pytest.param(True, marks=pytest.mark.sweep)])
+def test_the_command_evaluates_and_writes_what_it_was_made_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defaults: bool
+) -> None:
+    """Without the harness's own tasks, the search for which takes five seconds, and with them."""
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", partial(TaskManager, include_defaults=defaults))
     reviews = save_reviews(tmp_path / "my reviews")
     done = run(
         *("--model", "tint", "--model_args", "pretrained=nano-gpt2,learning_rate=1e-4", "--tasks", "tint_sst2"),

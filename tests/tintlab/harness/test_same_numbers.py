@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any, cast
 
 import pytest
+from cases import some
 from films import harness, manager, own_runner, save_reviews
 from lm_eval.models.huggingface import HFLM
 from places import SHARED
@@ -49,7 +50,7 @@ def check_equal(answers: Answers, metrics: dict[str, float], samples: list[dict[
     assert metrics["cross_entropy"] == pytest.approx(fmean(answers.cross_entropy()), abs=tolerance)
 
 
-@pytest.mark.parametrize("model", ["nano-llama", "tiny"])
+@pytest.mark.parametrize("model", some(["tiny", "nano-llama"]))
 def test_every_example_has_the_scores_of_our_own_runner(model: str, tiny: str, reviews: Path, tmp_path: Path) -> None:
     name, rate = (tiny, 3e-3) if model == "tiny" else (model, 1e-3)
     own = own_runner(
@@ -74,7 +75,7 @@ def test_a_space_that_is_a_token_of_its_own_is_learnt_from_and_not_scored(
     check_equal(own["tint"], *harness(lm, {"data": str(reviews), **setting}), EXACT)
 
 
-@pytest.mark.parametrize("method", ["auxiliary", "tint"])
+@pytest.mark.parametrize("method", some(["tint", "auxiliary"]))
 def test_demonstrations_are_those_of_our_own_runner(method: str, reviews: Path, tmp_path: Path) -> None:
     own = own_runner(
         tmp_path,
