@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,7 +81,7 @@ def render(table: Mapping[str, Any], rows: Sequence[Row]) -> str:
         labels = {name: text for name, text in row.items() if name not in FIELDS and name != spread}
         line = lines.setdefault(tuple(labels.values()), labels)
         line[f"{row[spread]}/{row['metric']}" if spread and row[spread] else row["metric"]] = estimate(row)
-    spreads = _in_order(dict.fromkeys(row[spread] for row in rows if row[spread])) if spread else []
+    spreads = list(dict.fromkeys(row[spread] for row in rows if row[spread])) if spread else []
     columns = list(_columns(table["columns"], spreads))
     cells = [[heading for heading, _, _ in columns], ["---"] * len(columns)]
     cells += [[_cell(patterns, _seen_from(line, value)) for _, patterns, value in columns] for line in lines.values()]
@@ -94,15 +94,6 @@ def _columns(columns: Sequence[Mapping[str, Any]], spreads: Sequence[str]) -> It
         for heading, given in column.items():
             patterns = given if isinstance(given, list) else [given or f"{{{heading}}}"]
             yield from ((each, patterns, each) for each in spreads) if heading == EVERY else [(heading, patterns, "")]
-
-
-def _in_order(values: Iterable[str]) -> list[str]:
-    """Return numbers by their size, and anything else as it comes."""
-    found = list(values)
-    try:
-        return sorted(found, key=float)
-    except ValueError:
-        return found
 
 
 def _seen_from(line: Mapping[str, Any], value: str) -> Mapping[str, Any]:
