@@ -37,10 +37,12 @@ Row = Mapping[str, str]
 
 
 class Number(float):
-    """A number that may also be printed as the verdict it stands for: `{against.value:verdict}`."""
+    """A number that may also be printed as the verdict it stands for, or in millions: `{against.value:verdict}`."""
 
     def __format__(self, spec: str) -> str:
-        return WORDS[int(self)] if spec == "verdict" else super().__format__(spec)
+        if spec == "verdict":
+            return WORDS[int(self)]
+        return format(self / 1e6, ".0f") if spec == "millions" else super().__format__(spec)
 
 
 class Estimate(SimpleNamespace):

@@ -3,9 +3,9 @@
 
     python docs/tools/rows_of_records.py RUN_DIRECTORY > docs/results/data/units/NAME.csv
 
-RUN_DIRECTORY is what was given to `--output` of `tint eval lm`, `tint eval regression` or, with the name of the model,
-`tint probe`; or the JSON file that a study of `tintbench` has written. Nothing is computed anew: a record that is
-missing is an error.
+RUN_DIRECTORY is what was given to `--output` of `tint eval lm`, `stream`, `regression` or, with the names of its models
+behind it, of `tint probe`; or the JSON file of a study of `tintbench`, of `tint bench` or of `tint eval constructions
+--json`. Nothing is computed anew: a record that is missing is an error.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,29 @@ def of_regression(experiment: Any, runner: Runner) -> Units:
             yield about | {"rate": result.rate or "", "function": number, "squared error": error}
 
 
+def of_streams(experiment: Any, runner: Runner) -> Units:
+    """Yield the chunks of every document of `tint eval stream`, and with the first of a unit what it took to read."""
+    from tintlab.data.models import short_name
+
+    for result in run_experiment(experiment, runner):
+        units = experiment.units(experiment.settings()[0], result.method, result.rate, "test")
+        for unit, found in zip(units, runner.complete(experiment, units), strict=True):
+            flops = found["flops"]
+            for document, nats, tokens in zip(unit.documents, found["nats"], found["tokens"], strict=True):
+                for chunk, (loss, count) in enumerate(zip(nats, tokens, strict=True)):
+                    yield {
+                        "model": short_name(experiment.model),
+                        "method": experiment.table[result.method].title,
+                        "rate": result.rate or "",
+                        "document": document,
+                        "first token": chunk * experiment.chunk,
+                        "nats": loss,
+                        "tokens": count,
+                        "flops": flops,
+                    }
+                    flops = ""
+
+
 def of_probe(directory: Path, model: str) -> Units:
     """Yield what every prompt does after reading every context, and after learning from it at the middle rate."""
     import torch
@@ -89,7 +112,7 @@ def of_probe(directory: Path, model: str) -> Units:
 
 
 def of_automatic_rates(record: Any) -> Units:
-    """Yield what every text gained: at every rate of the grid, and at those that `auto` chose before and chooses now."""
+    """Yield what every text gained: at the rates of the grid, and at those that `auto` chose before and chooses now."""
     for text in record["texts"]:
         about = {name: text[name] for name in ("model", "kind", "length", "number")}
         yield from (about | {"choice": "grid", "rate": rate, "gain": gain} for rate, gain in text["curve"].items())
@@ -117,20 +140,44 @@ def of_difference_error(record: Any) -> Units:
                 yield {"model": model["model"], **about, "sequence": number, "error": error}
 
 
-STUDIES = {
+def of_constructions(record: Any) -> Units:
+    """Yield what every construction takes, and how far off it is, in each direction that it has."""
+    for each in record["constructions"]:
+        about = {"construction": each["name"], "pass": "forward", "tokens": each["weight_tokens"]}
+        sizes = {"layers": each["layers"], "parameters": each["parameters"], "non-zero": each["non_zero"]}
+        yield about | sizes | each["errors"]
+        if each["step_errors"]:
+            sizes = {"layers": each["step_layers"], "parameters": each["step_parameters"], "non-zero": None}
+            yield about | {"pass": "step of descent"} | sizes | each["step_errors"]
+
+
+def of_speed(records: Any) -> Units:
+    """Yield every run of every method, with what its time is compared to."""
+    for record in records:
+        about = {name: record[name] for name in ("model", "case", "method", "note")}
+        about["tokens"] = round(record["tokens_per_second"] * record["seconds"])
+        about |= {
+            name: record[name] for name in ("multiply_adds", "peak_multiply_adds_per_second", "peak_memory_bytes")
+        }
+        yield from (about | {"run": number, "seconds": seconds} for number, seconds in enumerate(record["times"]))
+
+
+STUDIES: dict[str, Callable[[Any], Units]] = {
     "automatic-rates": of_automatic_rates,
     "bundled-models": of_bundled_models,
     "difference-error": of_difference_error,
+    "constructions": of_constructions,
     "softmax-form": lambda record: iter(record["records"]),
     "network-sizes": lambda record: iter(record["records"]),
 }
-KINDS = {"lm": of_language, "regression": of_regression}
+KINDS = {"lm": of_language, "regression": of_regression, "stream": of_streams}
 
 
 def units_of(path: Path, models: Iterable[str]) -> Units:
     """Yield the units of a run or of a study."""
     if path.is_file():
-        yield from STUDIES[path.stem](json.loads(path.read_text(encoding="utf-8")))
+        study = of_speed if path.stem.startswith("speed") else STUDIES[path.stem]
+        yield from study(json.loads(path.read_text(encoding="utf-8")))
         return
     for model in models:
         yield from of_probe(path, model)
