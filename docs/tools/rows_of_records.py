@@ -83,6 +83,7 @@ def of_probe(directory: Path, model: str) -> Units:
     import torch
 
     from tintformer.learning.text_model import open_text_model
+    from tintlab.kinds.probe_result import MOVED, SAME, TEXT
     from tintlab.kinds.probe_study import FACTORS, ask, prepare
     from tintlab.kinds.sweep import RECORDS
 
@@ -106,8 +107,9 @@ def of_probe(directory: Path, model: str) -> Units:
             )
             after = "reading" if unit.rule is None else "learning"
             about = {"model": model, "rate": f"{middle.rate:.3g}", "contexts": of_set, "context": number}
-            for measure, shifts in part.measures(before, result, "behind" if unit.rule is None else "alone").items():
-                for prompt, shift in enumerate(shifts):
+            measures = part.measures(before, result, "behind" if unit.rule is None else "alone")
+            for measure in [name for name in (TEXT, MOVED, SAME) if name in measures]:  # what the page shows
+                for prompt, shift in enumerate(measures[measure]):
                     yield about | {"after": after, "measure": measure, "prompt": prompt, "shift": f"{shift:.7g}"}
 
 
