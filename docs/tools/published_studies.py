@@ -18,6 +18,9 @@ from tintbench.automatic_rates import HARM, HOPELESS
 from tintlab.show.intervals import Estimate, bootstrap, crossed_bootstrap, standard_error
 from tintlab.show.position_gain import ChunkSums, gain_by_position, total_gain
 
+STEPS = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4)
+"""That a default step of a difference may have."""
+
 Unit = dict[str, str]
 Estimates = Iterator[dict[str, Any]]
 
@@ -151,10 +154,29 @@ def difference_error(units: Sequence[Unit]) -> Estimates:
                 yield {**labels, "metric": f"{dtype} best step", "value": best}
             if dtype == "float32":
                 yield {**labels, "metric": "worst", "value": max(errors[best])}
-                for step in (1e-2, 3e-3, 1e-3, 3e-4, 1e-4):
+                for step in STEPS:
                     if step in errors:
                         row = {"step": f"{step:.0e}", "metric": "error", "value": fmean(errors[step])}
                         yield {**labels, **row, "high": max(errors[step])}
+    yield from _of_defaults(units)
+
+
+def _of_defaults(units: Sequence[Unit]) -> Estimates:
+    """Yield what defaults were read off: errors in float32 at the steps that they may have, by model and at most."""
+    largest: dict[tuple[str, str], float] = {}
+    for where, found in grouped(units, "part", "scheme", "mode", "model", "dtype", "epsilon"):
+        errors, step = numbers(found, "error"), f"{float(where['epsilon']):.0e}"
+        if where["dtype"] != "float32" or float(step) not in STEPS or where["part"] not in ("both", "attention"):
+            continue
+        scheme = where["scheme"].replace("_", "-")
+        if where["part"] == "both":
+            labels = {"scheme": f"{scheme}, {where['mode']}", "model": where["model"], "step": step}
+            yield {"table": "both", **labels, "metric": "error", "value": fmean(errors), "high": max(errors)}
+        if where["mode"] == "relative":
+            kind = scheme if where["part"] == "both" else "perturbed attention"
+            largest[step, kind] = max(largest.get((step, kind), 0.0), fmean(errors))
+    for (step, kind), value in sorted(largest.items(), key=lambda item: -float(item[0][0])):
+        yield {"table": "largest", "step": step, "kind": kind, "metric": "error", "value": value}
 
 
 def _by_step(units: Sequence[Unit]) -> Iterator[tuple[list[Unit], list[float]]]:

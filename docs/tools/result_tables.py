@@ -37,12 +37,16 @@ Row = Mapping[str, str]
 
 
 class Number(float):
-    """A number that may also be printed as the verdict it stands for, or in millions: `{against.value:verdict}`."""
+    """A number that may also be printed as the verdict it stands for, in millions, or as two digits of a percentage."""
 
     def __format__(self, spec: str) -> str:
         if spec == "verdict":
             return WORDS[int(self)]
-        return format(self / 1e6, ".0f") if spec == "millions" else super().__format__(spec)
+        if spec == "millions":
+            return format(self / 1e6, ".0f")
+        if spec == "percent":
+            return format(100 * self, ".2g" if self < 0.995 else ".0f")
+        return super().__format__(spec)
 
 
 class Estimate(SimpleNamespace):
