@@ -134,6 +134,18 @@ def test_the_readme_says_what_the_rows_say() -> None:
     assert [each for each in found if each not in text] == []
 
 
+def test_other_pages_say_what_the_rows_say() -> None:
+    plain, tint = (
+        shown("language-modelling.csv#smollm2-135m-by-share", "{perplexity.value:.2f}", trained="50%", method=method)
+        for method in ("the model as it is", "TinT")
+    )
+    assert f"perplexity {plain} to {tint}" in (ROOT / "docs/index.md").read_text(encoding="utf-8")
+    one_step = {"method": "regression, one step", "examples": "8"}
+    assert shown("regression.csv#squared-error", "{squared error:.3g} for one step", **one_step) in (
+        ROOT / "docs/regression.md"
+    ).read_text(encoding="utf-8")
+
+
 def test_readme_and_performance_have_the_speed_that_was_measured() -> None:
     readme, performance = ((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/performance.md"))
     models = {"gpt2": "GPT-2 small", "opt-125m": "OPT-125m", "smollm2-135m": "SmolLM2-135M"}
