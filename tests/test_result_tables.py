@@ -64,6 +64,16 @@ def test_every_row_is_on_a_page() -> None:
     assert marked == set(tables.declared()["tables"])
 
 
+@pytest.mark.parametrize("table", tables.declared()["tables"])
+def test_every_metric_of_a_table_is_shown(table: str) -> None:
+    """A pattern with a misspelt name would leave its cells empty."""
+    file, name = table.split("#")
+    rows, columns = [row for row in tables.read_rows(file) if row["table"] == name], tables.declared()["tables"][table]
+    whole = tables.render(columns, rows)
+    for metric in {row["metric"] for row in rows}:
+        assert tables.render(columns, [row for row in rows if row["metric"] != metric]) != whole, metric
+
+
 def test_every_row_says_where_it_comes_from() -> None:
     for path in tables.DATA.glob("*.csv"):
         for status in {row["status"] for row in tables.read_rows(path.name)}:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import csv
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -86,7 +85,9 @@ def render(table: Mapping[str, Any], rows: Sequence[Row]) -> str:
     for row in rows:
         labels = {name: text for name, text in row.items() if name not in FIELDS and name != spread}
         line = lines.setdefault(tuple(labels.values()), labels)
-        line[f"{row[spread]}/{row['metric']}" if spread and row[spread] else row["metric"]] = estimate(row)
+        metric = f"{row[spread]}/{row['metric']}" if spread and row[spread] else row["metric"]
+        assert metric not in line, f"two rows have the {metric} of {labels}"
+        line[metric] = estimate(row)
     spreads = list(dict.fromkeys(row[spread] for row in rows if row[spread])) if spread else []
     columns = list(_columns(table["columns"], spreads))
     cells = [[heading for heading, _, _ in columns], ["---"] * len(columns)]
@@ -151,7 +152,6 @@ def main() -> None:
         if (after := remade(before)) != before:
             path.write_text(after, encoding="utf-8")
             print(path.relative_to(DOCS.parent))
-    sys.exit(0)
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ def of_constructions(record: Any) -> Units:
         yield about | sizes | each["errors"]
         if each["step_errors"]:
             sizes = {"layers": each["step_layers"], "parameters": each["step_parameters"], "non-zero": None}
-            yield about | {"pass": "step of descent"} | sizes | each["step_errors"]
+            yield about | {"pass": "step of descent", "tokens": None} | sizes | each["step_errors"]
 
 
 def of_speed(records: Any) -> Units:
