@@ -18,7 +18,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo package test shapes sweep portable fuzz compare oldest newest models lint format docs figures bench clean
+.PHONY: help demo package test shapes quick cost sweep portable fuzz compare oldest newest models lint format docs tables figures bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -133,6 +133,9 @@ package: $(INSTALLED) ## build the wheel, install it in an empty environment and
 	"$$place/venv/bin/python" $(INSTALL) --quiet "$$(grep '^torch==' constraints.txt)" && \
 	"$$place/venv/bin/python" $(INSTALL) --quiet -c constraints.txt dist/*.whl && \
 	cd "$$place" && HF_HUB_OFFLINE=1 venv/bin/tint demo
+
+tables: $(INSTALLED) ## make the tables of results again from their rows, docs/results/data
+	$(BIN)/python docs/tools/result_estimates.py
 
 # The last is a picture of the demo's report.
 figures: $(INSTALLED) ## draw the figures of the documentation and of the README (needs Chromium)

@@ -53,7 +53,7 @@ SCHEMES = {
 Lines = dict[tuple[str, str, str], dict[str, dict[float, list[float]]]]
 """The errors of the sequences by part, scheme and mode, then by dtype, then by step."""
 
-NOTE = """<!-- Written by `python -m tintbench.difference_error`; difference-error.json has all numbers. -->
+NOTE = """<!-- Written by `python -m tintbench.difference_error`; data/units/difference-error.csv has all numbers. -->
 
 Relative error of the update, mean over {sequences} sequences of {tokens} tokens, the first half trained on.
 `best`: at the best step tried (`both`: of those with a column). `worst`: the worst sequence at that step in
@@ -196,7 +196,8 @@ def markdown(record: dict[str, Any]) -> str:
     parts = [NOTE.format_map(record)]
     for model in record["models"]:
         parts.append(CAPTION.format_map({**model, "weights": ", ".join(model["weights"])}))
-        parts.append(markdown_table(summarise(model, candidates=CANDIDATES)))
+        rows = summarise(model, candidates=CANDIDATES)
+        parts.append(markdown_table(rows, mark=f"difference-error.csv#{model['model']}"))
     return "\n".join(parts)
 
 
