@@ -18,7 +18,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo package test sweep portable fuzz compare oldest newest models lint format docs figure bench clean
+.PHONY: help demo package test quick cost sweep portable fuzz compare oldest newest models lint format docs figure bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -29,11 +29,19 @@ demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(LIGHT)) ## train a small mode
 
 # One thread a process: two test processes share the cores, each with files of its own as long as it has any, so that
 # what the tests of a file share is made once.
-test sweep portable oldest newest: export OMP_NUM_THREADS := 1
+test quick cost sweep portable oldest newest: export OMP_NUM_THREADS := 1
 
 test: $(INSTALLED) ## run the tests (without the sweep)
 	-@$(MAKE) --no-print-directory models # what cannot be had is skipped by the tests, with a reason
 	$(BIN)/pytest -n 2 --dist worksteal
+
+# It names what two minutes do not hold. The table of what each file takes is `make cost`.
+BASE ?= HEAD
+quick: $(INSTALLED) ## run the tests nearest to what differs from HEAD, in two minutes (BASE=REVISION, FILES="a b")
+	$(BIN)/python tests/nearest.py --base $(BASE) $(FILES)
+
+cost: $(INSTALLED) ## run the tests and write what processor time each file takes (tests/processor_seconds.csv)
+	PYTHONPATH=tests $(BIN)/pytest -n 2 --dist worksteal -p processor_time
 
 sweep: $(INSTALLED) ## run the exhaustive sweep over families, rules and shapes
 	$(BIN)/pytest -n 2 --dist worksteal -m sweep
