@@ -31,17 +31,18 @@ demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(LIGHT)) ## train a small mode
 # what the tests of a file share is made once.
 test quick cost sweep portable oldest newest: export OMP_NUM_THREADS := 1
 
-test: $(INSTALLED) ## run the tests (without the sweep)
+test: ## run the tests (without the sweep)
+cost: ## run the tests and write what processor time each file takes (tests/processor_seconds.csv)
+cost: export PYTHONPATH := tests
+cost: MEASURED := -p processor_time
+test cost: $(INSTALLED)
 	-@$(MAKE) --no-print-directory models # what cannot be had is skipped by the tests, with a reason
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/pytest -n 2 --dist worksteal $(MEASURED)
 
-# It names what two minutes do not hold. The table of what each file takes is `make cost`.
+# It names what two minutes do not hold.
 BASE ?= HEAD
 quick: $(INSTALLED) ## run the tests nearest to what differs from HEAD, in two minutes (BASE=REVISION, FILES="a b")
 	$(BIN)/python tests/nearest.py --base $(BASE) $(FILES)
-
-cost: $(INSTALLED) ## run the tests and write what processor time each file takes (tests/processor_seconds.csv)
-	PYTHONPATH=tests $(BIN)/pytest -n 2 --dist worksteal -p processor_time
 
 sweep: $(INSTALLED) ## run the exhaustive sweep over families, rules and shapes
 	$(BIN)/pytest -n 2 --dist worksteal -m sweep
