@@ -122,18 +122,21 @@ def mirrors(test: Path, module: Path) -> bool:
     return own[: len(folders)] == folders
 
 
-def closeness(test: Path, module: Path, distance: int) -> int | None:
-    """Say how a test belongs to a module: by name (0), in its folder (1), from elsewhere (2), as a neighbour (3)."""
+def rank(test: Path, module: Path, distance: int) -> tuple[int, int] | None:
+    """Return imports between a change and a test of a module, and how close the two are: by name, folder or import."""
     if is_test(module):
-        return 0 if test == module else None
+        return (0, 0) if test == module else None
     beside, imports = mirrors(test, module), test in importers().get(module, ())
     if beside and test.stem == f"test_{module.stem}":
-        return 0
+        return distance, 0
     in_folder = beside and test.parent.name != "tests"
     # Tests of a command name it, as `tint demo`.
     if in_folder and (imports or (distance == 0 and module.stem in strings_and_imports(test)[0])):
-        return 1
-    return 2 if imports else 3 if in_folder and distance == 0 else None
+        return distance, 1
+    if imports:
+        return distance, 2
+    # Neighbours of a changed module come behind what tests its importers.
+    return (1, 3) if in_folder and distance == 0 else None
 
 
 def nearest(changed: Iterable[Path]) -> list[Path]:
@@ -141,9 +144,9 @@ def nearest(changed: Iterable[Path]) -> list[Path]:
     ranks: dict[Path, tuple[int, int]] = {}
     for module, distance in distances(changed).items():
         for test in filter(is_test, python_files()):
-            close = closeness(test, module, distance)
-            if close is not None:
-                ranks[test] = min((distance, close), ranks.get(test, (distance, close)))
+            found = rank(test, module, distance)
+            if found is not None:
+                ranks[test] = min(found, ranks.get(test, found))
     costs = {path: seconds for path, (_, seconds) in table().items()}
     return sorted(ranks, key=lambda test: (ranks[test], costs.get(test, UNKNOWN), test))
 
