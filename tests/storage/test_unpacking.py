@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import spread
+from cases import every
 from fuzzing.bases import save_gguf
 from patience import PATIENCE
 from tokenizers.pre_tokenizers import ByteLevel
@@ -160,7 +160,7 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("damage", spread(DAMAGE, 2))
+@pytest.mark.parametrize("damage", every(2, DAMAGE))
 def test_a_damaged_copy_is_made_again(packed: Path, made: list[Path], damage: str) -> None:
     expected = by_transformers(packed)
     tint.load(packed)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import FIRST, MODELS, alone, assert_same, call, make_batch, make_model, make_rule, spread
+from cases import FIRST, MODELS, alone, assert_same, call, every, make_batch, make_model, make_rule
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, DynamicCache
 
@@ -23,7 +23,7 @@ def make(name: str = "gpt2", rule: tint.LearningRule = RULE, dtype: torch.dtype 
     return tint.TintForCausalLM.from_auxiliary(make_model(name, dtype), rule, **knobs)
 
 
-@pytest.mark.parametrize(("name", "engine"), spread(product(MODELS, ["fast", "simulator"]), 5))
+@pytest.mark.parametrize(("name", "engine"), every(5, product(MODELS, ["fast", "simulator"])))
 def test_the_logits_are_those_of_tint(name: str, engine: str) -> None:
     model, sim = make(name, engine=engine), tint.Tint(make_model(name), RULE, engine=engine)
     for padding in ("left", "right"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import FIRST, MODELS, alone, make_batch, make_model, make_rule, spread
+from cases import FIRST, MODELS, alone, every, make_batch, make_model, make_rule
 from tiny import TEXT, save_model
 from torch import Tensor
 from transformers import AutoTokenizer, DynamicCache, GenerationConfig, TextStreamer, pipeline
@@ -62,14 +62,14 @@ def step_by_step(
     return ids
 
 
-@pytest.mark.parametrize(("name", "engine"), spread(product(MODELS, ["fast", "simulator"]), 3))
+@pytest.mark.parametrize(("name", "engine"), every(3, product(MODELS, ["fast", "simulator"])))
 def test_greedy_generation_is_scoring_step_by_step(name: str, engine: str) -> None:
     batch = prompt()
     found = make(name, engine=engine).generate(**batch, max_new_tokens=NEW, do_sample=False)
     assert torch.equal(found, step_by_step(name, batch, engine=engine))
 
 
-@pytest.mark.parametrize("name", spread(FIRST, 3))
+@pytest.mark.parametrize("name", every(3, FIRST))
 def test_sampling_with_a_seed_is_scoring_step_by_step(name: str) -> None:
     batch, model = prompt(), make(name)
     for use_cache in (True, False):
@@ -78,7 +78,7 @@ def test_sampling_with_a_seed_is_scoring_step_by_step(name: str) -> None:
         assert torch.equal(found, step_by_step(name, batch, seed=3))
 
 
-@pytest.mark.parametrize(("name", "engine"), spread(product(FIRST, ["fast", "simulator"]), 5))
+@pytest.mark.parametrize(("name", "engine"), every(5, product(FIRST, ["fast", "simulator"])))
 def test_a_padded_batch_is_one_sequence_after_the_other(name: str, engine: str) -> None:
     batch, model = prompt(), make(name, "full", engine=engine)
     together = model.generate(**batch, max_new_tokens=NEW, do_sample=False)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import MODELS, assert_same, call, make_batch, make_model, make_rule, some, spread
+from cases import MODELS, assert_same, call, every, make_batch, make_model, make_rule, some
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from test_register import CHECK
@@ -99,7 +99,7 @@ def test_the_same_numbers_in_another_process(first: str, saved: tuple[Path, dict
         assert_same(found[name], logits)
 
 
-@pytest.mark.parametrize("name", spread(MODELS, 2))
+@pytest.mark.parametrize("name", every(2, MODELS))
 def test_every_model_comes_back(name: str, tmp_path: Path) -> None:
     model, batch = make(name, torch.float32), make_batch()
     model.save_pretrained(tmp_path)
