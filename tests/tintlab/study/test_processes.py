@@ -16,7 +16,7 @@ from threading import Barrier
 from typing import Any
 
 import pytest
-from experiments.test_runner import Doubling
+from test_runner import Doubling
 from patience import PATIENCE
 from praise import save_task
 from typer.testing import CliRunner
