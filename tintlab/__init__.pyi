@@ -4,7 +4,7 @@ from .checks.accounting.network_size import count_network
 from .checks.accounting.simulator_size import count_parameters
 from .checks.audit.audit import audit
 from .checks.audit.certificate import Certificate
-from .checks.construction_comparison import compare_constructions
+from .checks.constructions import compare_constructions
 from .checks.plan.estimate import plan
 from .checks.verify.verification import verify
 from .kinds.compare import CompareResult, compare

@@ -1,7 +1,10 @@
-"""`tint plan`: what a run needs, before it starts."""
+"""`tint plan`: what a run needs before it starts, and how much memory there is."""
 
 from __future__ import annotations
 
+import math
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,9 +12,40 @@ import typer
 from tintformer.cli.options import Dtype, Json, RuleOptions, rule_options
 from tintformer.cli.rule_setup import check_dtype, quiet_libraries
 from tintformer.console import print_json, print_table, say
+from tintformer.errors import InputError, brief
+from tintformer.storage.configs import total_memory
 
 if TYPE_CHECKING:
     from tintlab.checks.plan.estimate import Plan
+
+
+UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+MEMINFO = Path("/proc/meminfo")
+
+
+def parse_size(text: str) -> int:
+    """Bytes from `24GB`, `80 GiB` or a plain number."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    unit = UNITS.get(found[2]) if found and found[2] else 1
+    if found is None or unit is None:
+        raise InputError(f"{brief(text)} is no amount of memory; write it as 24GB or 80GiB")
+    size = float(found[1]) * unit
+    if math.isinf(size):
+        raise InputError(f"{brief(text)} is more memory than can be counted; write it as 24GB or 80GiB")
+    return int(size)
+
+
+def free_memory(device: str = "cpu") -> int:
+    """What can be had now, without taking it from others; all there is where the system does not say."""
+    if device.startswith("cuda"):
+        import torch
+
+        if not torch.cuda.is_available():
+            raise InputError(f"device={device} is not here; give --memory, such as 24GB, to plan for another machine")
+        return torch.cuda.mem_get_info(device)[0]
+    lines = MEMINFO.read_text().splitlines() if MEMINFO.exists() else []
+    free = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    return min(total_memory(), *free)
 
 
 @rule_options("Here it does not matter.")
@@ -39,7 +73,6 @@ def plan(
     json: Json = False,
 ) -> None:
     """Estimate memory and arithmetic of a run from the model's configuration; exit code 2 if it cannot fit."""
-    from tintlab.checks.plan.device_memory import free_memory, parse_size
 
     check_dtype(dtype)
     available = free_memory(device) if memory is None else parse_size(memory)

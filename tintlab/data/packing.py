@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tintformer.errors import InputError
-from tintlab.data.prompts import Encoder, Question, Role, Scored
+from tintlab.data.prompts import Encoder, Question, Role, Scored, common_start
 from tintlab.data.tasks import Example
-from tintlab.data.tokenisation import common_start
 
 if TYPE_CHECKING:
     from torch import Tensor

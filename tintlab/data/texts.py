@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 from tintformer.errors import InputError, brief
 from tintformer.storage.untrusted_files import user_path
+from tintlab.data.prompts import TokenizedText, first_token, tokenise
 from tintlab.data.sources import (
     ROW_SUFFIXES,
     YAML_SUFFIXES,
@@ -24,7 +25,6 @@ from tintlab.data.sources import (
     require_string,
     shipped,
 )
-from tintlab.data.tokenisation import TokenizedText, first_token, tokenise
 
 TEXT = "text"
 """The `kind` of a description of texts."""

@@ -22,8 +22,7 @@ from tintformer.transformers.model import TintForCausalLM
 from tintformer.version import __version__
 from tintlab.data.models import model_identity
 from tintlab.harness.arguments import GenerationOptions, ModelArguments, group_by_options
-from tintlab.harness.encoding import Encoding, Ids
-from tintlab.harness.scoring import Score, Scorer, padded
+from tintlab.harness.scoring import Encoding, Ids, Score, Scorer, padded
 from tintlab.kinds.icl import CONTEXT
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from tintformer.errors import InputError
 from tintformer.study.frames import as_frame
 from tintformer.typed_fields import checked
-from tintlab.kinds.compare_tables import comparison_tables, findings, task_name
+from tintlab.kinds.compare_results import comparison_tables, findings, task_name
 from tintlab.kinds.comparison import ComparedCase, Comparison
 from tintlab.kinds.sweep import several
 from tintlab.show.tables import ResultTable

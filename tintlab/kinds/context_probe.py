@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tintformer.errors import DivergenceError, InputError
 from tintlab.data.models import OpenModel, open_model
 from tintlab.data.packing import SHARED, Packed, loss_by_segment, to_score
-from tintlab.data.prompts import Role
-from tintlab.data.tokenisation import tokenise
+from tintlab.data.prompts import Role, tokenise
 from tintlab.kinds.probe_inputs import Context, Prompt
 from tintlab.methods.methods import Adaptation, learn_once
 from tintlab.study.store import UnitResult, canonical, sha256

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tintformer.errors import DivergenceError, InputError
 from tintlab.data.models import OpenModel, open_model
+from tintlab.data.prompts import first_token, tokenise
 from tintlab.data.texts import TextSet, load_texts
-from tintlab.data.tokenisation import first_token, tokenise
 from tintlab.kinds.lm import MAX_SEED, draw
 from tintlab.methods.adapters import AdapterMethod
 from tintlab.methods.lora import Lora
-from tintlab.methods.methods import Adaptation, Method
-from tintlab.methods.stream_methods import STREAM_METHODS
+from tintlab.methods.methods import STREAM_METHODS, Adaptation, Method
 from tintlab.study.experiment import ChosenOn, Experiment, require_within
 from tintlab.study.store import UnitResult, canonical, sha256
 
@@ -316,7 +315,7 @@ def _read(
 
     auxiliary, settings = opened.model.auxiliary, opened.settings
     if isinstance(rule, AdapterMethod):
-        from tintlab.methods.lora_stream import stream_lora
+        from tintlab.methods.lora import stream_lora
 
         return stream_lora(auxiliary, rule, documents, settings, kept)
     ids, attended = _padded(documents)

@@ -136,7 +136,7 @@ def prepare(
 ) -> ProbeStudy:
     """Tokens of all that is asked for, and rates where none were given."""
     from tintlab.data.models import OpenModel, model_identity
-    from tintlab.data.tokenisation import first_token, tokenise
+    from tintlab.data.prompts import first_token, tokenise
 
     tokenizer = auxiliary.tokenizer
     begin = first_token(tokenizer, None)

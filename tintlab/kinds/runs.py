@@ -13,8 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from tintformer.errors import InputError, brief, cause
 from tintformer.storage.untrusted_files import check_file_name, read_foreign_json, same_file_name
 from tintformer.storage.whole_files import check_directory, whole_file, whole_files
-from tintlab.kinds.compare_figures import comparison_figures
-from tintlab.kinds.compare_tables import comparison_tables, findings
+from tintlab.kinds.compare_results import comparison_figures, comparison_tables, findings
 from tintlab.kinds.comparison import Comparison
 from tintlab.kinds.document_streams import DocumentStreams
 from tintlab.kinds.icl import InContextLearning

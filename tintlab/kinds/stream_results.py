@@ -10,7 +10,7 @@ from typing import Any
 from tintformer.storage.foreign_markup import to_label
 from tintlab.data.models import short_name
 from tintlab.kinds.document_streams import DocumentStreams, StreamResult, open_streams
-from tintlab.methods.stream_methods import STREAM_METHODS
+from tintlab.methods.methods import STREAM_METHODS
 from tintlab.show.figures import png_of, rate_curves
 from tintlab.show.intervals import Estimate
 from tintlab.show.position_gain import ChunkSums, draw_gains, gain_by_position, total_gain

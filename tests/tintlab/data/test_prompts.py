@@ -13,9 +13,8 @@ from tiny import make_tokenizer
 
 from tintformer.errors import InputError
 from tintformer.learning.text import find_tokenizer
-from tintlab.data.prompts import Encoder, Role, Scored
+from tintlab.data.prompts import Encoder, Role, Scored, TokenizedText, tokenise
 from tintlab.data.tasks import Example, Prompt, read_task_description
-from tintlab.data.tokenisation import TokenizedText, tokenise
 
 SENTIMENT = Prompt(template="Review: {text}\nSentiment:", words=("Negative", "Positive"))
 PROMPTS = {

@@ -19,8 +19,8 @@ from tiny import make_tokenizer
 from tintformer.errors import InputError
 from tintformer.learning.text import find_tokenizer
 from tintlab.data import sources
+from tintlab.data.prompts import TokenizedText, first_token, tokenise
 from tintlab.data.texts import Block, BlockLayout, TextSet, completed, lines_of, load_texts
-from tintlab.data.tokenisation import TokenizedText, first_token, tokenise
 
 
 def spoken(found: TextSet) -> tuple[str, ...]:

@@ -21,9 +21,8 @@ from tintlab.data.models import open_untrained
 from tintlab.data.prompts import Role
 from tintlab.data.tasks import Example
 from tintlab.kinds.arrangements import arranged, shuffled
-from tintlab.kinds.compare_figures import comparison_figures
 from tintlab.kinds.compare_measures import MEASURES, SIMILARITIES, SIZES, Sample, compare_estimates
-from tintlab.kinds.compare_tables import comparison_tables
+from tintlab.kinds.compare_results import comparison_figures, comparison_tables
 from tintlab.kinds.compare_traces import similarities, trace_alone, trace_reading
 from tintlab.kinds.compare_units import ComparisonUnit, UnitRun
 from tintlab.kinds.comparison import Comparison

@@ -21,9 +21,8 @@ from tintlab.kinds.counted_work import WorkCounter
 from tintlab.kinds.document_streams import DocumentStreams, StreamUnit, open_streams, statistics_of
 from tintlab.kinds.runs import Run, load_runs, save_results
 from tintlab.kinds.stream_results import _gained, stream_tables
-from tintlab.methods.lora import Lora
-from tintlab.methods.lora_stream import stream_lora
-from tintlab.methods.stream_methods import STREAM_METHODS
+from tintlab.methods.lora import Lora, stream_lora
+from tintlab.methods.methods import STREAM_METHODS
 from tintlab.study.runner import Runner
 from tintlab.study.store import RecordStore
 from tintlab.study.tuning import run_experiment

@@ -290,7 +290,7 @@ def test_methods_and_their_knobs_need_no_torch() -> None:
     """The command line lists them before it computes anything."""
     code = (
         "import sys; from tintlab.kinds.regression import InContextRegression\n"
-        "from tintlab.methods.stream_methods import STREAM_METHODS\n"
+        "from tintlab.methods.methods import STREAM_METHODS\n"
         "STREAM_METHODS['lora'].preset(learning_rate=1); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)

@@ -16,9 +16,9 @@ from threading import Barrier
 from typing import Any
 
 import pytest
-from test_runner import Doubling
 from patience import PATIENCE
 from praise import save_task
+from test_runner import Doubling
 from typer.testing import CliRunner
 
 from tintformer.bundled import read_text

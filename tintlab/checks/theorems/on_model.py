@@ -8,11 +8,10 @@ import torch
 
 from tintformer.auxiliary.ops import Activation, Linear, Norm
 from tintformer.rule.learning_rule import LearningRule
-from tintlab.checks.theorems.activation_gradient import first_order_activation
 from tintlab.checks.theorems.attention_gradient import hard_attention
 from tintlab.checks.theorems.check import Check
+from tintlab.checks.theorems.differences import first_order_activation, first_order_norm
 from tintlab.checks.theorems.linear_softmax import SoftmaxError, linear_as_softmax
-from tintlab.checks.theorems.norm_gradient import first_order_norm
 from tintlab.checks.verify.recorder import Recorder, SeenOp, seen_attentions, seen_ops
 
 DTYPES = (torch.float64, torch.float32)

@@ -11,7 +11,7 @@ from tintformer.cli.options import Json
 from tintformer.console import print_json, print_table, say
 
 if TYPE_CHECKING:
-    from tintlab.checks.construction_comparison import ConstructedLinear
+    from tintlab.checks.constructions import ConstructedLinear
 
 
 def constructions(
@@ -24,7 +24,7 @@ def constructions(
 
     Memory tape with GELU products, attention copy and prefix attention; nothing is written.
     """
-    from tintlab.checks.construction_comparison import compare_constructions
+    from tintlab.checks.constructions import compare_constructions
 
     found = compare_constructions(width, tokens, stack=stack)
     if json:

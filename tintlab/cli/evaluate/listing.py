@@ -20,8 +20,7 @@ def listing(json: Json = False) -> None:
     """What ships: descriptions of data, and the methods that are compared."""
     from tintlab.data.sources import read_description, shipped
     from tintlab.kinds.regression import REGRESSION_METHODS
-    from tintlab.methods.methods import METHODS
-    from tintlab.methods.stream_methods import STREAM_METHODS
+    from tintlab.methods.methods import METHODS, STREAM_METHODS
 
     descriptions = {name: read_description(name)[0] for name in shipped()}
     data = [{"name": name, "kind": each["kind"], "title": each["title"]} for name, each in descriptions.items()]

@@ -127,7 +127,7 @@ def _stream_metrics(experiment: Any, results: Sequence[StreamResult], _: bool) -
 def _comparison_metrics(experiment: Any, results: Sequence[ComparedCase], _: bool) -> Iterator[TrackedMetrics]:
     """`MEASURE/MODEL/TASK/METHOD/CASE/SHOTS`, after the curve of its rates."""
     from tintlab.data.models import short_name
-    from tintlab.kinds.compare_tables import task_name
+    from tintlab.kinds.compare_results import task_name
 
     where = f"{short_name(experiment.model)}/{_word(task_name(experiment))}"
     for result in results:

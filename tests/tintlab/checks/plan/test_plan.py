@@ -23,9 +23,10 @@ from tintformer.engines.fast.fast_executor import FastExecutor
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch
 from tintformer.storage.configs import meta_auxiliary, read_config, total_memory
-from tintlab.checks.plan import device_memory, estimate
+from tintlab.checks.plan import estimate
 from tintlab.checks.plan.estimate import SLACK, plan
 from tintlab.checks.plan.meter import Meter
+from tintlab.cli.plan import free_memory, parse_size
 
 FOUR = some(["gpt2, short", "llama, grouped", "gpt2, long", "gpt2, 4 steps"], keep=2)
 
@@ -132,9 +133,9 @@ def test_what_cannot_fit_is_refused_with_advice_and_its_figures() -> None:
 
 def test_sizes_are_read_as_people_write_them() -> None:
     sizes = {"24GB": 24 * 10**9, "80 GiB": 80 * 2**30, "1.5tb": 15 * 10**11, "4096": 4096}
-    assert {text: device_memory.parse_size(text) for text in sizes} == sizes
+    assert {text: parse_size(text) for text in sizes} == sizes
     with pytest.raises(tint.InputError, match="'lots' is no amount of memory"):
-        device_memory.parse_size("lots")
-    assert 0 < device_memory.free_memory() <= total_memory()
+        parse_size("lots")
+    assert 0 < free_memory() <= total_memory()
     with pytest.raises(tint.InputError, match="device=cuda is not here"):
-        device_memory.free_memory("cuda")
+        free_memory("cuda")

@@ -12,8 +12,15 @@ import torch
 from torch import Tensor
 
 from tintformer.auxiliary.activations import FUNCTIONS
-from tintlab.checks.theorems.activation_gradient import alignment, first_order_activation, largest_curvature
-from tintlab.checks.theorems.norm_gradient import CURVATURE, first_order_norm, norm_derivative, remainder
+from tintlab.checks.theorems.differences import (
+    CURVATURE,
+    alignment,
+    first_order_activation,
+    first_order_norm,
+    largest_curvature,
+    norm_derivative,
+    remainder,
+)
 
 SMOOTH = [name for name in FUNCTIONS if name != "relu"]
 STEPS = [1.0, 1e-1, 1e-2, 1e-4]

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import tintformer as tint
-from tintlab.checks.construction_comparison import compare_constructions
-from tintlab.checks.earlier_constructions import (
+from tintlab.checks.constructions import (
     AttentionCopy,
     FeedForwardProduct,
     MemoryTape,
     PrefixAttention,
     best_scale,
+    compare_constructions,
     gelu_product,
     gelu_product_error,
 )
