@@ -166,7 +166,7 @@ def test_prefix_tokens_are_never_copied() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ["gpt2", "llama-grouped", "opt-350m-kind", "bloom"])
 def test_a_whole_pass_is_the_same(name: str, dtype: torch.dtype) -> None:
-    model = make_model(name).to(dtype)
+    model = make_model(name, dtype)
     selecting, multiplying = (tint.build(model, make_rule("default", steps=2)) for _ in range(2))
     for module in multiplying.modules():
         if isinstance(module, Attention):
