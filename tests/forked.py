@@ -106,10 +106,12 @@ def fork_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 @cache
 def import_what_commands_import() -> None:
     """Import once what most commands import: it takes three seconds, the commands of the tests a tenth."""
+    from all_commands import all_commands
     from typer.testing import CliRunner
 
     from tintformer.cli.app import app
 
+    assert all_commands()  # each in a module of its own
     for module in COMMANDS_IMPORT:
         with suppress(ImportError):  # of an extra
             import_module(module)
