@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from nearest import ROOT, TABLE, table
 
-SECONDS, TESTS = Counter[str](), Counter[str]()
+SECONDS: Counter[str] = Counter()
+TESTS: Counter[str] = Counter()
 KEY = "processor seconds"
 
 
@@ -49,8 +50,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     file = report.nodeid.partition("::")[0]
-    SECONDS[file] += dict(report.user_properties).get(KEY, 0.0)  # none where a process crashed
-    TESTS[file] += report.when == "setup"
+    SECONDS[file] += next(
+        (float(value) for key, value in report.user_properties if key == KEY), 0.0
+    )  # none where a process crashed
+    TESTS[file] += int(report.when == "setup")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -48,7 +48,12 @@ def model_of(name: str) -> Any:
     words = len(find_tokenizer(name))
     if name == "nano-gpt2":
         return build_model("GPT2", GPT2Config(vocab_size=words, n_positions=512, n_embd=24, n_layer=2, n_head=2))
-    shape = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2}
+    shape: dict[str, Any] = {
+        "hidden_size": 24,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     return build_model("Llama", LlamaConfig(vocab_size=words, max_position_embeddings=512, **shape))
 
 
