@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import csv
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from nearest import ROOT, TABLE, table
 
-SECONDS: Counter[str] = Counter()
+SECONDS: defaultdict[str, float] = defaultdict(float)
 TESTS: Counter[str] = Counter()
 KEY = "processor seconds"
 
