@@ -62,9 +62,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         lines = csv.writer(file, lineterminator="\n")
         lines.writerow(("file", "tests", "seconds"))
         lines.writerows((name, tests, f"{seconds:.1f}") for name, (tests, seconds) in sorted(rows.items()))
-    folders = Counter[str]()
+    folders: defaultdict[str, float] = defaultdict(float)
     for name, seconds in SECONDS.items():
         folders[str(Path(name).parent)] += seconds
     terminalreporter.section(f"processor time, {sum(SECONDS.values()):.0f} s")
-    for name, seconds in folders.most_common():
+    for name, seconds in sorted(folders.items(), key=lambda item: -item[1]):
         terminalreporter.write_line(f"{seconds:8.1f} s  {name}")
