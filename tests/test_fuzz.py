@@ -182,10 +182,10 @@ def test_every_knob_engine_and_mask_is_drawn() -> None:
     [*NUMBERS, *(kind_of_base(name, hostile.variants[0]) for name, hostile in HOSTILE.items())],
     ids=lambda kind: kind.name,
 )
-def test_two_cases_of_a_kind_find_nothing(kind: Kind, tmp_path: Path) -> None:
+def test_a_case_of_a_kind_finds_nothing(kind: Kind, tmp_path: Path) -> None:
     kind.prepare()
-    reports = list(run_forked(kind, [0, 1], tmp_path))
-    assert len(reports) == 2 and [report.finding for report in reports if report.finding] == []
+    reports = list(run_forked(kind, [0], tmp_path))
+    assert len(reports) == 1 and [report.finding for report in reports if report.finding] == []
 
 
 @pytest.mark.sweep

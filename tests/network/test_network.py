@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +14,7 @@ import forked
 import pytest
 import torch
 from cases import assert_same, call, covering, make_batch, make_config, make_model, make_rule, some
-from patience import PATIENCE
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import tintformer as tint
 from tintbench.measuring import peak_of
@@ -182,6 +180,12 @@ def test_a_norm_without_epsilon_is_refused() -> None:
         tint.compile(transformers.GPT2LMHeadModel(config).double(), make_rule("default"), max_tokens=8)
 
 
+def load_and_save(directory: Path, parameters: Path) -> None:
+    """What another process does with a saved network: it writes the parameters that it has."""
+    network = tint.Network.from_pretrained(directory)
+    save_file({f"{i}": p.detach().clone().contiguous() for i, p in enumerate(network.parameters())}, parameters)
+
+
 @pytest.mark.parametrize(
     ("name", "knobs"),
     [
@@ -193,15 +197,7 @@ def test_a_norm_without_epsilon_is_refused() -> None:
 def test_saved_and_loaded_in_another_process(name: str, knobs: dict[str, Any], tmp_path: Path) -> None:
     batch, network = make_batch(), tint.compile(make_model(name), make_rule("full"), max_tokens=11, **knobs)
     network.save_pretrained(tmp_path / "network")
-    script = (
-        "import sys, torch, tintformer as tint\n"
-        "from safetensors.torch import save_file\n"
-        "network = tint.Network.from_pretrained(sys.argv[1])\n"
-        "found = enumerate(network.parameters())\n"
-        "save_file({f'{i}': p.detach().clone().contiguous() for i, p in found}, sys.argv[2])\n"
-    )
-    command = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path / "network"), str(tmp_path / "parameters")]
-    subprocess.run(command, check=True, timeout=PATIENCE)
+    forked.result_of(load_and_save, tmp_path / "network", tmp_path / "parameters")
     stored = load_file(tmp_path / "parameters")
     assert len(stored) == len(list(network.parameters()))
     assert all(torch.equal(stored[f"{i}"], parameter) for i, parameter in enumerate(network.parameters()))
