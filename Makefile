@@ -18,7 +18,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo package test sweep portable fuzz compare oldest newest models lint format docs figure bench clean
+.PHONY: help demo package test shapes quick cost sweep portable fuzz compare oldest newest models lint format docs tables figures bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -29,25 +29,48 @@ demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(LIGHT)) ## train a small mode
 
 # One thread a process: two test processes share the cores, each with files of its own as long as it has any, so that
 # what the tests of a file share is made once.
-test sweep portable oldest newest: export OMP_NUM_THREADS := 1
+test shapes quick cost sweep portable compare oldest newest: export OMP_NUM_THREADS := 1
 
-test: $(INSTALLED) ## run the tests (without the sweep)
+test: ## run the tests (without the sweep)
+cost: ## run the tests and write what processor time each file takes (tests/processor_seconds.csv)
+cost: export PYTHONPATH := tests
+cost: MEASURED := -p processor_time
+test cost: $(INSTALLED)
 	-@$(MAKE) --no-print-directory models # what cannot be had is skipped by the tests, with a reason
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/pytest -n 2 --dist worksteal $(MEASURED)
+
+# It names what two minutes do not hold.
+BASE ?= HEAD
+quick: $(INSTALLED) ## run the tests nearest to what differs from HEAD, in two minutes (BASE=REVISION, FILES="a b")
+	$(BIN)/python tests/nearest.py --base $(BASE) $(FILES)
+
+# Shapes are checked as these modules are imported, which makes a test take up to four times as long. Those that meet the
+# user are left out, because bad input must get their own errors and not the checker's.
+CHECKED := tintformer.rule.linear tintformer.rule.norm tintformer.rule.activation tintformer.rule.attention \
+	tintformer.rule.head tintformer.rule.difference tintformer.engines tintformer.simulator.primitives \
+	tintformer.simulator.prefix tintformer.simulator.regions tintformer.network.layers \
+	tintformer.network.attention_layers tintformer.network.dense tintformer.network.weights \
+	tintlab.checks.theorems tintformer.execution.walk tintformer.execution.batch tintformer.auxiliary.ops
+COMMA := ,
+SPACE := $(subst ,, )
+SHAPES := --jaxtyping-packages=$(subst $(SPACE),$(COMMA),$(strip $(CHECKED))),beartype.beartype
+shapes: $(INSTALLED) ## check shapes against their annotations in a few tests that reach all that computes
+	$(BIN)/pytest -q $(SHAPES) tests/rule tests/execution tests/engines/test_example_parity.py \
+		tests/engines/test_row_rates.py tests/network/test_descent.py tests/tintlab/checks/theorems/test_theorem_attention.py
 
 sweep: $(INSTALLED) ## run the exhaustive sweep over families, rules and shapes
-	$(BIN)/pytest -n 2 --dist worksteal -m sweep
+	$(BIN)/pytest -n 2 --dist worksteal -m sweep $(SHAPES)
 
 # What rounds differently on other processors: sums in another order (MKL and ATen as they are elsewhere), and weights
 # that lie elsewhere in memory (tests/misaligned.py).
 PROCESSORS := MKL_CBWR=COMPATIBLE MKL_CBWR=AVX2 ATEN_CPU_CAPABILITY=default TINTFORMER_TESTS_MISALIGN=8
 SENSITIVE := tests/rule tests/auxiliary/test_families.py tests/auxiliary/test_devices.py tests/engines/test_fast.py \
 	tests/engines/test_behaviour.py tests/engines/test_precision.py tests/learning/test_tuned.py tests/execution \
-	tests/integrations/transformers/test_save.py tests/integrations/transformers/test_forward.py \
+	tests/transformers/test_save.py tests/transformers/test_forward.py \
 	tests/simulator/test_checkpoint.py tests/simulator/test_layout_passes.py tests/simulator/test_softmax_form.py \
-	tests/simulator/test_order_of_error.py tests/analysis/test_theorem_attention.py \
-	tests/analysis/test_theorem_differences.py tests/analysis/test_gradient_alignment.py \
-	tests/experiments/test_golden.py tests/experiments/test_lora.py
+	tests/simulator/test_order_of_error.py tests/tintlab/checks/theorems/test_theorem_attention.py \
+	tests/tintlab/checks/theorems/test_theorem_differences.py tests/tintlab/checks/verify/test_gradient_alignment.py \
+	tests/tintlab/kinds/test_golden.py tests/tintlab/methods/test_lora.py
 portable: $(INSTALLED) ## run the numerically sensitive tests as other processors would compute them
 	@for processor in $(PROCESSORS); do \
 		echo "portable: $$processor"; env $$processor $(BIN)/pytest -q -n 2 $(SENSITIVE) || exit 1; \
@@ -59,16 +82,22 @@ SEED ?= 0
 fuzz: $(INSTALLED) ## attack the engines with random cases and all readers with damaged files (MINUTES=5 SEED=0)
 	$(BIN)/python -W ignore tests/fuzz.py --minutes $(MINUTES) --seed $(SEED)
 
-compare: $(INSTALLED) ## compare every family's numbers with those of another version (BEFORE=FILE, see the script)
-	$(BIN)/python -W ignore tests/compare_numbers.py compare $(BEFORE)
+# What a reorganisation must not change. BEFORE=FILE: the numbers also value by value with another version's (the script
+# says how they are recorded).
+FROZEN := tests/test_public_names.py tests/bundled/test_bundled.py::test_the_texts_that_rates_are_measured_on_stay
+compare: $(INSTALLED) ## compare numbers, commands, Python names and texts with those in tests/frozen (BEFORE=FILE)
+	@same=0; \
+	$(BIN)/pytest -q $(FROZEN) || same=1; \
+	$(BIN)/python -W ignore tests/compare_numbers.py $(BEFORE) || same=1; \
+	exit $$same
 
 # Both ends of the range of transformers in pyproject.toml, each in an environment on top of .venv. The tests are those
 # that would notice: every family is read as its own model is, generates and comes back from a file. What our own code
 # makes of a model once it is read does not depend on the version.
 WOULD_NOTICE := tests/auxiliary/test_families.py tests/engines/test_parity.py \
-	tests/integrations/transformers/test_generate.py tests/integrations/transformers/test_register.py tests/integrations/transformers/test_save.py
+	tests/transformers/test_generate.py tests/transformers/test_register.py tests/transformers/test_save.py
 OURS := network or papers_layout or padded or packed or top_layer or label_loss or given_positions or \
-	(three_steps and not full) or flipped_bit or interrupted_save or cut_into_files
+	every_rule or flipped_bit or interrupted_save or cut_into_files
 oldest: TRANSFORMERS := $(shell sed -n 's/.*"\(transformers\)>=\([0-9.]*\),<.*".*/\1==\2/p' pyproject.toml)
 newest: TRANSFORMERS := $(shell sed -n 's/.*"\(transformers>=[0-9.]*,<.*\)".*/\1/p' pyproject.toml)
 oldest: ## run the parity tests with the oldest transformers that is supported
@@ -114,7 +143,13 @@ package: $(INSTALLED) ## build the wheel, install it in an empty environment and
 	"$$place/venv/bin/python" $(INSTALL) --quiet -c constraints.txt dist/*.whl && \
 	cd "$$place" && HF_HUB_OFFLINE=1 venv/bin/tint demo
 
-figure: $(INSTALLED) ## redraw the figure of the README from the demo's report (needs Chromium)
+tables: $(INSTALLED) ## make the tables of results again from their rows, docs/results/data
+	$(BIN)/python docs/tools/result_estimates.py
+
+# The last is a picture of the demo's report.
+figures: $(INSTALLED) ## draw the figures of the documentation and of the README (needs Chromium)
+	PYTHONPATH=docs/tools $(BIN)/python -m drawings docs/figures
+	$(BIN)/python tests/draw_architecture.py
 	$(BIN)/tint demo -o build/demo >/dev/null
 	chromium --headless --no-sandbox --hide-scrollbars --force-device-scale-factor=1.5 --window-size=1180,1130 \
 		--screenshot=docs/figures/report.png build/demo/nano-llama-visit/report.html

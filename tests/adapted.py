@@ -16,8 +16,8 @@ import tintformer as tint
 from tintformer.auxiliary.describe import describe
 from tintformer.engines.oracle import OracleEngine
 from tintformer.execution.batch import Batch
-from tintformer.experiments import adapters
-from tintformer.experiments.adapters import AdapterMethod
+from tintlab.methods import adapters
+from tintlab.methods.adapters import AdapterMethod
 
 Learnt = dict[str, torch.Tensor]
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -156,7 +156,7 @@ def covering(rows: Sequence[Any], columns: Sequence[Any]) -> list[Any]:
     fewer = min(len(rows), len(columns))
 
     def named(value: Any) -> str:
-        return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        return "-".join(map(str, value)) if isinstance(value, tuple) else getattr(value, "__name__", str(value))
 
     return [
         pytest.param(
@@ -172,11 +172,21 @@ def covering(rows: Sequence[Any], columns: Sequence[Any]) -> list[Any]:
 
 def some(values: Sequence[Any], keep: int = 1) -> list[Any]:
     """The first few as parameters of a test, and the others for the sweep; a tuple is several arguments."""
+    return [value if i < keep else _swept(value) for i, value in enumerate(values)]
 
-    def swept(value: Any) -> Any:
-        return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.sweep)
 
-    return [value if i < keep else swept(value) for i, value in enumerate(values)]
+def every(step: int, values: Iterable[Any], start: int = 0) -> list[Any]:
+    """Every so many of the values, from a place on, and the others for the sweep; a tuple is several arguments."""
+    return [value if i % step == start else _swept(value) for i, value in enumerate(values)]
+
+
+def _swept(value: Any) -> Any:
+    return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.sweep)
+
+
+def swept(values: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Several arguments each as parameters of a test, all of them for the sweep."""
+    return [_swept(value) for value in values]
 
 
 def make_config(name: str) -> Any:
@@ -307,10 +317,10 @@ def assert_learns_as_torch(name: str, rule: LearningRule, batch: dict[str, Any],
     """Logits and updates of every sequence are those of autograd and torch.optim, and of the reference."""
     from tintformer import Tint
 
-    model, seen = make_model(name), batch["attention_mask"].bool()
-    ours = call(Tint(model, rule, **engine), batch)
+    seen = batch["attention_mask"].bool()
+    ours = call(Tint(make_model(name), rule, **engine), batch)
     for truth in ("oracle", "reference"):
-        true = call(Tint(model, rule, engine=truth), batch)
+        true = call_once(name, rule, truth, batch)
         torch.testing.assert_close(ours.logits[seen], true.logits[seen], rtol=0, atol=1e-8)
         for row in range(len(seen)):
             found, expected = ours.updates(row), true.updates(row)
@@ -328,3 +338,16 @@ def alone(batch: dict[str, Any], row: int) -> dict[str, Any]:
 def call(tint: Any, batch: dict[str, Any], **knobs: Any) -> Any:
     """Run a batch of the form that `make_batch` returns."""
     return tint(batch["input_ids"], **{key: value for key, value in batch.items() if key != "input_ids"}, **knobs)
+
+
+_CALLED: dict[Any, Any] = {}
+
+
+def call_once(name: str, rule: LearningRule, engine: str, batch: dict[str, Any]) -> Any:
+    """What an engine makes of a batch; made once a session and shared, so never change it."""
+    from tintformer import Tint
+
+    key = name, rule, engine, *((key, str(value.tolist())) for key, value in sorted(batch.items()))
+    if key not in _CALLED:
+        _CALLED[key] = call(Tint(make_model(name), rule, engine=engine), batch)
+    return _CALLED[key]

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
 import tempfile
-import zlib
 from collections.abc import Generator
 from pathlib import Path
 
@@ -22,6 +22,8 @@ os.environ["TINTFORMER_CACHE"] = CACHE = tempfile.mkdtemp(prefix="tintformer-cac
 os.environ["OMP_NUM_THREADS"] = "1"
 # Some virtual machines offer AMX and then end the first process that multiplies bfloat16 with it.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+# What is imported while tests are collected stays to the end: to look through it for garbage is a fifth of that time.
+gc.disable()
 if os.environ.get("TINTFORMER_TESTS_MISALIGN"):
     import misaligned
 
@@ -38,7 +40,9 @@ def pytest_pycollect_makemodule(module_path: Path) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Spare a run without hypothesis its import, which its plugin would do at the very end."""
+    """Collect garbage again, of the tests alone, and spare a run without hypothesis its import at the very end."""
+    gc.freeze()
+    gc.enable()
     plugin = session.config.pluginmanager.get_plugin("hypothesispytest")
     if plugin is not None and "hypothesis" not in sys.modules:
         session.config.pluginmanager.unregister(plugin)
@@ -50,16 +54,7 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Silence transformers, if a test file has imported it, and say whether shapes are checked against annotations."""
-    if "jaxtyping" in sys.modules:
-        import jaxtyping
-
-        # Checking makes a test take four times as long, and who calls a function hardly changes what it is given: every
-        # sixteenth test of what computes does it, chosen by its name, and the whole sweep.
-        computes = item.path.parent.name in ("rule", "execution", "engines", "simulator", "network", "learning")
-        drawn = computes and zlib.crc32(item.nodeid.encode()) % 16 == 0
-        checked = drawn or item.get_closest_marker("sweep")
-        jaxtyping.config.update("jaxtyping_disable", not checked)
+    """Silence transformers, if a test file has imported it."""
     if "transformers" in sys.modules:
         from transformers.utils import logging
 
@@ -107,6 +102,21 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Generator[Browser]:
         pytest.skip("there is no Chromium; install Debian's package: apt-get install chromium")
     with running(chromium, tmp_path_factory.mktemp("browser") / "profile") as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A directory with a model of two narrow blocks, for experiments where it does not matter which."""
+    from tiny import save_model
+
+    return str(save_model(tmp_path_factory.mktemp("models") / "tiny", positions=512))
+
+
+@pytest.fixture
+def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are put together and not rendered, which takes ten times as long: for tests of what is beside them."""
+    figure = pytest.importorskip("matplotlib.figure", reason="figures need matplotlib: pip install 'tintformer[plots]'")
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, file, **_: file.write(b"\x89PNG"))
 
 
 @pytest.fixture

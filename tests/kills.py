@@ -141,6 +141,12 @@ def stages(root: Path) -> list[Path]:
     return [path for path in root.rglob(".tint-*.tmp") if path.is_dir()]
 
 
+def fresh_folders(root: Path) -> list[Path]:
+    """Stages, and folders that hold nothing yet: `restore` would remove them behind the back of who has made them."""
+    empty = [path for path in root.rglob("*") if path.is_dir() and not any(path.iterdir())]
+    return [*stages(root), *empty]
+
+
 def without_stages(files: Files) -> Files:
     return {name: file for name, file in files.items() if ".tint-" not in name}
 
@@ -214,7 +220,7 @@ class Trial:
         class Noting(list):  # called for each event: is everything as it was?
             def append(noted, event: Any) -> None:  # pyright: ignore[reportSelfClsParameterName]
                 list.append(noted, event)
-                same.append(not stages(self.root) and snapshot(self.root) == self.old)
+                same.append(not fresh_folders(self.root) and snapshot(self.root) == self.old)
 
         WATCH.events, WATCH.on = Noting(), True
         try:

@@ -7,16 +7,21 @@ import ast
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import draw_architecture
 import pytest
 
 import tintformer
+import tintlab
 
 ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "tintformer"
-OTHER_TESTS = {"tintbench", "training"}
-"""Folders of tests whose code is in the repository but not in the package."""
+PACKAGES = (tintformer, tintlab)
+PLACES = {name: ROOT / name for name in ("tintlab", "tintbench", "training")} | {
+    "drawings": ROOT / "docs" / "tools" / "drawings"
+}
+"""By a folder of tests, whose tests it has; those of all others are of the same folder in tintformer."""
 
 
 def test_the_published_picture_is_drawn_from_this_code() -> None:
@@ -25,9 +30,10 @@ def test_the_published_picture_is_drawn_from_this_code() -> None:
 
 
 def test_the_arrows_of_the_picture_lead_down() -> None:
-    row = {name: number for number, names in enumerate(draw_architecture.layers()) for name in names}
-    edges = draw_architecture.imports()
-    assert edges and all(row[source] < row[target] for source, target in edges)
+    for package, rows in draw_architecture.layers().items():
+        row = {name: number for number, names in enumerate(rows) for name in names}
+        edges = draw_architecture.imports(package)
+        assert edges and all(row[source] < row[target] for source, target in edges)
 
 
 def test_an_import_that_a_chain_implies_has_no_arrow() -> None:
@@ -36,21 +42,24 @@ def test_an_import_that_a_chain_implies_has_no_arrow() -> None:
 
 
 def test_a_file_name_says_where_it_is() -> None:
-    names = Counter(path.name for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+    paths = [path for package in PACKAGES for path in (ROOT / package.__name__).rglob("*.py")]
+    names = Counter(path.name for path in paths if path.name != "__init__.py")
     assert [name for name, count in names.items() if count > 2] == []
 
 
 def test_tests_stand_where_their_code_does() -> None:
     folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")} - {Path()}
-    missing = [str(folder) for folder in folders if not (PACKAGE / folder).is_dir() and str(folder) not in OTHER_TESTS]
+    code = {folder: PLACES.get(folder.parts[0], ROOT / "tintformer" / folder.parts[0]) for folder in folders}
+    missing = [str(folder) for folder, place in code.items() if not place.joinpath(*folder.parts[1:]).is_dir()]
     assert missing == []
 
 
-def test_every_public_name_stands_in_the_one_table() -> None:
-    stub = ast.parse((PACKAGE / "__init__.pyi").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_every_public_name_stands_in_the_one_table(package: Any) -> None:
+    stub = ast.parse((ROOT / package.__name__ / "__init__.pyi").read_text(encoding="utf-8"))
     imported = {alias.name for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert set(tintformer.__all__) == imported == set(dir(tintformer))
-    assert all(getattr(tintformer, name) is not None for name in imported)
+    assert set(package.__all__) == imported == set(dir(package))
+    assert all(not isinstance(getattr(package, name), ModuleType) for name in imported), "a folder took its place"
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
@@ -60,7 +69,7 @@ def test_the_page_on_the_architecture_is_linked(page: str) -> None:
 
 def test_shapes_are_checked_in_modules_that_exist() -> None:
     """A package that was renamed would be left out of the checks without a word."""
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    *packages, checker = text.partition("--jaxtyping-packages=")[2].partition('"')[0].split(",")
-    assert checker == "beartype.beartype" and len(packages) > 10
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    packages = text.partition("CHECKED :=")[2].partition("COMMA")[0].replace("\\", "").split()
+    assert len(packages) > 10
     assert [name for name in packages if find_spec(name) is None] == []

@@ -63,7 +63,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", READMES + PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_paths_that_are_named_exist(page: Path) -> None:
-    named = re.findall(r"`((?:tintformer|tests|benchmarks|training|docs|\.ci)/[\w./-]*)`", prose(page))
+    named = re.findall(r"`((?:tintformer|tintlab|tintbench|tests|training|docs|\.ci)/[\w./-]*)`", prose(page))
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
@@ -79,10 +79,10 @@ def test_every_symbol_exists_where_the_table_says() -> None:
             assert re.search(rf"\b{re.escape(name)}\b", source), f"{name} is not in {path}"
 
 
-def messages_of_the_package() -> list[str]:
-    """Every string of the package, with a mark where a value is filled in."""
+def messages_of_the_packages() -> list[str]:
+    """Every string of both packages, with a mark where a value is filled in."""
     found: list[str] = []
-    for path in (ROOT / "tintformer").rglob("*.py"):
+    for path in (path for name in ("tintformer", "tintlab") for path in (ROOT / name).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.JoinedStr):
                 parts = (part.value if isinstance(part, ast.Constant) else VARIES for part in node.values)
@@ -95,7 +95,7 @@ def messages_of_the_package() -> list[str]:
 def test_every_message_is_quoted_as_the_code_gives_it() -> None:
     quoted = [message for cell in cells(DOCS / "troubleshooting.md", 0) for message in code_spans(cell)]
     assert len(quoted) > 40
-    known = messages_of_the_package()
+    known = messages_of_the_packages()
     assert [message for message in quoted if not any(message in each for each in known)] == []
 
 

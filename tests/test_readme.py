@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import forked
@@ -15,8 +13,11 @@ import pytest
 import torch
 from cases import some
 from patience import PATIENCE
+from transformers import LlamaConfig, LlamaForCausalLM
 
+import tintformer as tint
 from tintformer.bundled import BUNDLED
+from tintformer.learning.text import find_tokenizer
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -41,18 +42,30 @@ def run_python(page: str, namespace: dict[str, object], name: str) -> None:
 
 
 def run_shell(code: str) -> str:
-    """Run commands as a user would paste them, with the `tint` of this environment."""
+    """Run commands as a user would paste them, each `tint` behind the others in a fork that spares it its imports."""
     lines = code.strip().splitlines()
-    if all(line.startswith("tint ") and not set(line) & set("|<>$`\\;&") for line in lines):
-        runs = [forked.tint(*shlex.split(line, comments=True)[1:]) for line in lines]  # sparing each its imports
-        assert not any(done.returncode for done in runs), [done.stderr for done in runs]
-        return "".join(done.stdout for done in runs)
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1"}
-    words = ["bash", "-euo", "pipefail", "-c", code]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, env=environment)
-    assert done.returncode == 0, f"{code}\n{done.stderr}"
-    return done.stdout
+    first = next(number for number, line in enumerate(lines) if line.startswith("tint "))
+    if first:
+        words = ["bash", "-euo", "pipefail", "-c", "\n".join(lines[:first])]
+        subprocess.run(words, check=True, timeout=PATIENCE)
+    printed = ""
+    for line in lines[first:]:
+        assert line.startswith("tint ") and not set(line) & set("|<>$`\\;&"), f"this is more than a command: {line}"
+        done = forked.tint(*shlex.split(line, comments=True)[1:])
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
+        printed += done.stdout
+    return printed
+
+
+def save_small_model(directory: Path) -> None:
+    """A model with the tokenizer and the length of nano-llama, and a fraction of its size."""
+    nano = tint.load("nano-llama").model.config
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlamaConfig(**{**nano.to_dict(), **small, "num_key_value_heads": 2, "head_dim": 16})
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(directory)
+    find_tokenizer("nano-llama").save_pretrained(directory)
 
 
 @pytest.mark.parametrize("model", some(list(BUNDLED)))
@@ -98,14 +111,16 @@ def test_the_page_on_looking_inside_runs() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("model", ["./small", pytest.param("nano-llama", marks=pytest.mark.sweep)])
 def test_the_quick_start_runs_from_top_to_bottom(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    save_small_model(tmp_path / "small")
     namespace: dict[str, object] = {}
     commands: list[str] = []
-    for language, code in blocks(QUICK_START):
+    for language, code in blocks(QUICK_START.replace("nano-llama", model)):
         if language == "python":
             exec(compile(code, "quick-start.md", "exec"), namespace)
         elif code.strip() not in NOT_HERE:

@@ -24,7 +24,7 @@ from patience import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-STUB = ROOT / "tintformer" / "__init__.pyi"
+PACKAGES = ("tintformer", "tintlab")
 PHONE, DESKTOP = (390, 844), (1280, 900)
 HOME, REFERENCE, NOTEBOOK = "index.html", "api/learning.html", "notebooks/what_is_learnt.html"
 
@@ -66,10 +66,13 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
 
 
 def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
-    for name in ("examples", "tintformer"):
+    """All other pages have nothing but a title, so that no other link is in them."""
+    for name in ("examples", *PACKAGES):
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copytree(DOCS, tmp_path / "docs")
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    for page in (tmp_path / "docs").rglob("*.md"):
+        page.write_text("# A page\n", encoding="utf-8")
     links = ["nothing.md", "symbols.md#nothing", "../README.md", "../examples/nothing.ipynb"]
     with (tmp_path / "docs" / "index.md").open("a", encoding="utf-8") as page:
         page.writelines(f"\n[broken]({link})\n" for link in links)
@@ -114,9 +117,13 @@ class Page(HTMLParser):
 
 
 def public_names() -> list[str]:
-    tree = ast.parse(STUB.read_text(encoding="utf-8"))
-    (names,) = (node.value for node in tree.body if isinstance(node, ast.Assign))
-    return ast.literal_eval(names)
+    """Of both packages, with the package before each."""
+    found = []
+    for package in PACKAGES:
+        tree = ast.parse((ROOT / package / "__init__.pyi").read_text(encoding="utf-8"))
+        (names,) = (node.value for node in tree.body if isinstance(node, ast.Assign))
+        found += [f"{package}.{name}" for name in ast.literal_eval(names)]
+    return found
 
 
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
@@ -124,7 +131,7 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
     known = set().union(*(page.ids for page in pages))
     names = public_names()
     assert len(names) > 20
-    assert [name for name in names if f"tintformer.{name}" not in known] == [], "add ::: lines to docs/api"
+    assert [name for name in names if name not in known] == [], "add ::: lines to docs/api"
 
 
 def test_the_values_that_a_parameter_may_take_are_shown(site: Path) -> None:
@@ -183,15 +190,14 @@ def test_every_parameter_is_described() -> None:
     loader = griffe.GriffeLoader(
         extensions=extensions, search_paths=[ROOT], docstring_parser=griffe.Parser("google"), allow_inspection=False
     )
-    package: Any = loader.load("tintformer")
+    packages: dict[str, Any] = {name: loader.load(name) for name in PACKAGES}
     loader.resolve_aliases(implicit=False, external=False)
     asked = directives()
-    assert {f"tintformer.{name}" for name in public_names()} <= {name for name, _ in asked}
-    lacking = [
-        each
-        for name, options in asked
-        for each in undescribed(package[name.removeprefix("tintformer.")], options.get("members"))
-    ]
+    assert set(public_names()) <= {name for name, _ in asked}
+    lacking = []
+    for path, options in asked:
+        package, _, name = path.partition(".")
+        lacking += undescribed(packages[package][name], options.get("members"))
     assert lacking == []
 
 

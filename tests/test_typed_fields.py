@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 import torch
 
-from tintformer.analysis.verify.verify_settings import VerifySettings
 from tintformer.errors import TintError
 from tintformer.execution.output import TintOutput
-from tintformer.experiments.in_context_learning import InContextLearning
-from tintformer.experiments.language_modelling import LanguageModelling
-from tintformer.experiments.lora import Lora
-from tintformer.integrations.lm_eval.arguments import ModelArguments
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator.construction import Construction
 from tintformer.simulator.geometry import Geometry
 from tintformer.typed_fields import Range, check_fields
+from tintlab.checks.verify.verify_settings import VerifySettings
+from tintlab.harness.arguments import ModelArguments
+from tintlab.kinds.icl import InContextLearning
+from tintlab.kinds.lm import LanguageModelling
+from tintlab.methods.lora import Lora
 
 RULE = LearningRule(learning_rate=0.1)
 SETTINGS: dict[Any, dict[str, Any]] = {

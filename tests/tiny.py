@@ -35,12 +35,12 @@ def make_tokenizer(*, bos: bool = True) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=BOS, eos_token=BOS, pad_token=PAD)
 
 
-def make_model(vocabulary: int, *, layers: int = 2) -> Any:
+def make_model(vocabulary: int, *, layers: int = 2, positions: int = 128) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         config = GPT2Config(
             vocab_size=vocabulary,
-            n_positions=128,
+            n_positions=positions,
             n_embd=32,
             n_layer=layers,
             n_head=2,
@@ -52,9 +52,9 @@ def make_model(vocabulary: int, *, layers: int = 2) -> Any:
         return misalign(GPT2LMHeadModel(config).eval())
 
 
-def save_model(directory: Path) -> Path:
+def save_model(directory: Path, *, positions: int = 128) -> Path:
     """Model and tokenizer in one directory."""
     tokenizer = make_tokenizer()
-    make_model(len(tokenizer)).save_pretrained(directory)
+    make_model(len(tokenizer), positions=positions).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory

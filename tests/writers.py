@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from forked import import_what_commands_import
 from kills import Writer
 
 RATES = ("0.01", "0.02")
@@ -21,16 +22,23 @@ PROBES = Path("probes.jsonl")
 """What all read, in the current directory."""
 
 
-def prepare(folder: Path) -> None:
-    """Put the inputs into a folder, and import what takes long."""
+def import_libraries() -> None:
+    """Import what takes long, before processes are forked off."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    import matplotlib.figure  # noqa: F401
+    import matplotlib.figure
+    import tiny
+
+    import tintformer.simulator.simulator
+
+    assert matplotlib and tiny and tintformer
+    import_what_commands_import()
+
+
+def prepare(folder: Path) -> None:
+    """Put the inputs into a folder."""
     from tiny import TEXT, save_model
 
-    import tintformer.integrations.transformers.model
-    import tintformer.report
-    import tintformer.simulator.simulator  # noqa: F401
-
+    import_libraries()
     folder.mkdir(parents=True)
     save_model(folder / MODEL)
     (folder / TEXT_FILE).write_text((TEXT + "\n") * 4)
@@ -95,7 +103,7 @@ def demo(folder: Path, version: int) -> None:
 
 def measure_rates(folder: Path, version: int) -> None:
     """On few pieces of short texts."""
-    from tintformer.learning import rate_measurement
+    from tintlab import rates as rate_measurement
 
     rate_measurement.EVALUATED, rate_measurement.FEWEST_PIECES, rate_measurement.WINDOWS = 16, 2, 2 + version
     os.environ["TINTFORMER_CACHE"] = str(folder)
@@ -130,7 +138,7 @@ def fetch_model(folder: Path, version: int) -> None:
 
 
 def fetch_rows(folder: Path, version: int) -> None:
-    from tintformer.experiments import data_fetching
+    from tintlab.data import data_fetching
 
     row = dataclasses.make_dataclass("Row", ["values"])
     data_fetching.download_rows = lambda *_: [
@@ -177,7 +185,7 @@ def save_transformers_model(folder: Path, version: int) -> None:
 
 def save_record(folder: Path, version: int) -> None:
     """One over a damaged one, and a further one."""
-    from tintformer.experiments.record_store import RecordStore
+    from tintlab.study.store import RecordStore
 
     for number in range(version + 1):
         RecordStore(folder).save({"number": number}, {"value": number})
@@ -227,7 +235,6 @@ WRITERS = (
     Writer("report", command("report", *SHORT, *RATE, "--no-cosine", "-o", "OUT/report")),
     Writer("demo", demo),
     Writer("rates", measure_rates, atomic=True),
-    Writer("inspect", lambda folder, version: tint("inspect", *((MODEL,) * version), "--figures", folder / "figures")),
     Writer("stream", command("stream", *SHORT, *RATE, "--chunk", "8", "-o", "OUT/stream")),
     Writer(
         "statistics",

@@ -43,7 +43,7 @@ HARM = 0.01
 """Nats by which a loss must go up to count as harm."""
 KINDS_OF_FILE = {".txt", ".md", ".py", ".jsonl"}
 
-NOTE = """<!-- Written by `python -m tintbench.automatic_rates`; automatic-rates.json has all numbers. -->
+NOTE = """<!-- Written by `python -m tintbench.automatic_rates`; data/units/automatic-rates.csv has all numbers. -->
 
 # The automatic learning rate
 
@@ -192,7 +192,7 @@ def study(
 
 def summarise(records: Sequence[dict[str, Any]], part: str) -> dict[str, str]:
     """How often a choice harms, and which share of the best gain it has."""
-    from tintformer.analysis.intervals import bootstrap
+    from tintlab.show.intervals import bootstrap
 
     # A text that diverged has lost more than any that is in the table; its loss is taken as that of the grid's end.
     gains = [HOPELESS if each[part]["gain"] is None else each[part]["gain"] for each in records]
@@ -230,7 +230,13 @@ def markdown(record: dict[str, Any]) -> str:
     parts = [NOTE.format_map(record)]
     for name in record["models"]:
         found = tables([each for each in record["texts"] if each["model"] == name])
-        parts += [f"## {name}\n", *(markdown_table(rows) for rows in found.values())]
+        parts += [
+            f"## {name}\n",
+            *(
+                markdown_table(rows, mark=f"automatic-rates.csv#{Path(name).name}-{table}")
+                for table, rows in found.items()
+            ),
+        ]
     return "\n".join(parts)
 
 

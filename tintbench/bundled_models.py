@@ -27,12 +27,12 @@ from torch import Tensor
 
 import tintformer as tint
 from tintbench.results import markdown_table, run_as_script, save_json, save_markdown, versions
-from tintformer.analysis.baselines import Explicit, block_names, token_losses
-from tintformer.analysis.intervals import bootstrap, standard_error
 from tintformer.bundled import BUNDLED
 from tintformer.console import print_table
 from tintformer.learning.text import find_tokenizer, read_text
 from tintformer.storage.whole_files import check_directory
+from tintlab.methods.fine_tuning import Explicit, block_names, token_losses
+from tintlab.show.intervals import bootstrap, standard_error
 
 RATES = tuple(round(10 ** (exponent / 4), 9) for exponent in range(-20, -3))
 """From 1e-5 to 0.1, four a decade; a best one at the edge is an error, not a result."""
@@ -42,7 +42,7 @@ ROWS = 5
 Losses = Callable[[Tensor, float], list[float]]
 """Mean loss of the second half of each row after training on the first half at a rate."""
 
-NOTE = """<!-- Written by `python -m tintbench.bundled_models`; bundled-models.json has all numbers. -->
+NOTE = """<!-- Written by `python -m tintbench.bundled_models`; data/units/bundled-models.csv has all numbers. -->
 
 {text} ({sha256:.12}), {segments} segments of {tokens} tokens, the first half trained on in one step, the second half
 scored; rates chosen on {tuning} other segments. Gains in nats per token against the model as it is; `share`: of what
@@ -171,8 +171,12 @@ def markdown(record: dict[str, Any]) -> str:
     """The tables of all models."""
     parts = [NOTE.format_map(record)]
     for model in record["models"]:
-        parts.append(f"**{model['model']}** ({model['seconds']:.0f} s)\n\n{markdown_table(summarise(model))}")
+        parts.append(f"**{model['model']}** ({model['seconds']:.0f} s)\n\n{_marked(model)}")
     return "\n".join(parts)
+
+
+def _marked(model: dict[str, Any]) -> str:
+    return markdown_table(summarise(model), mark=f"bundled-models.csv#{model['model']}")
 
 
 def parse() -> argparse.Namespace:

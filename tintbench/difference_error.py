@@ -28,14 +28,14 @@ from tintbench.results import (
     save_markdown,
     versions,
 )
-from tintformer.analysis.plot_style import import_matplotlib
 from tintformer.console import print_table
 from tintformer.engines.reference import TensorExecutor
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch
 from tintformer.learning.text import find_tokenizer
-from tintformer.rule.trainable import trainable_weights
+from tintformer.rule.optimiser import trainable_weights
 from tintformer.storage.whole_files import whole_file
+from tintlab.show.plot_style import import_matplotlib
 
 EPSILONS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 1e-6, 1e-7)
 CANDIDATES = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4)
@@ -53,7 +53,7 @@ SCHEMES = {
 Lines = dict[tuple[str, str, str], dict[str, dict[float, list[float]]]]
 """The errors of the sequences by part, scheme and mode, then by dtype, then by step."""
 
-NOTE = """<!-- Written by `python -m tintbench.difference_error`; difference-error.json has all numbers. -->
+NOTE = """<!-- Written by `python -m tintbench.difference_error`; data/units/difference-error.csv has all numbers. -->
 
 Relative error of the update, mean over {sequences} sequences of {tokens} tokens, the first half trained on.
 `best`: at the best step tried (`both`: of those with a column). `worst`: the worst sequence at that step in
@@ -196,7 +196,8 @@ def markdown(record: dict[str, Any]) -> str:
     parts = [NOTE.format_map(record)]
     for model in record["models"]:
         parts.append(CAPTION.format_map({**model, "weights": ", ".join(model["weights"])}))
-        parts.append(markdown_table(summarise(model, candidates=CANDIDATES)))
+        rows = summarise(model, candidates=CANDIDATES)
+        parts.append(markdown_table(rows, mark=f"difference-error.csv#{model['model']}"))
     return "\n".join(parts)
 
 

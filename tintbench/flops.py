@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from tintformer.auxiliary.description import Auxiliary, ops
 from tintformer.auxiliary.ops import Linear, Weight
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.trainable import trained_weights
+from tintformer.rule.optimiser import trained_weights
 
 
 class MultiplyAdds:

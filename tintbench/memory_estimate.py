@@ -15,7 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tintbench.measuring import in_a_fresh_process, peak_of
 from tintbench.results import markdown_table
-from tintformer import LearningRule, Tint, load, plan
+from tintformer import LearningRule, Tint, load
+from tintlab import plan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,10 +40,14 @@ def save_markdown(text: str, path: Path) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Rows of the same keys as a table; keys are the headings."""
+def markdown_table(rows: Sequence[Mapping[str, str]], *, mark: str = "") -> str:
+    """Rows of the same keys as a table; keys are the headings.
+
+    A page of docs/results says above a table which rows make it: `mark` names them (docs/tools/result_tables.py).
+    """
     lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    head = f"<!-- rows: {mark} -->\n\n" if mark else ""
+    return head + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def relative_error(found: Sequence[torch.Tensor], truth: Sequence[torch.Tensor]) -> float:

@@ -1,7 +1,7 @@
 """What a run costs for models of 125M to 70B parameters: memory, GPUs, arithmetic, time, and the simulator's size.
 
 `python -m tintbench.scale` prints the tables of docs/scale.md from the cost models alone
-(`tintformer.plan`, `tint params`); with `--check` it times a model that fits here and compares the foreseen ratio with
+(`tintlab.plan`, `tint params`); with `--check` it times a model that fits here and compares the foreseen ratio with
 the measured one.
 """
 
@@ -15,8 +15,9 @@ import torch
 from tintbench.cases import make_model, random_tokens
 from tintbench.measuring import median_seconds
 from tintbench.results import markdown_table
-from tintformer import Tint, count_parameters, load, plan
+from tintformer import Tint, load
 from tintformer.rule.learning_rule import LearningRule
+from tintlab import count_parameters, plan
 
 MODELS = {"125M": "facebook/opt-125m", "1.3B": "facebook/opt-1.3b", "7B": "llama-2-7b-hf", "70B": "llama-2-70b-hf"}
 CARDS = {"24 GB": 24e9, "80 GB": 80e9}

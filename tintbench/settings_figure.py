@@ -12,8 +12,8 @@ import re
 import sys
 from pathlib import Path
 
-from tintformer.experiments.methods import METHODS
-from tintformer.experiments.result_figures import AccuracyPoint, settings_figure
+from tintlab.kinds.icl_figures import AccuracyPoint, settings_figure
+from tintlab.methods.methods import METHODS
 
 ROW = re.compile(r"^\| (?P<setting>[^|]+) \| (?P<method>[^|]+) \| plain \| (?P<cells>.+) \| [^|]+ \|$", re.MULTILINE)
 """A row of the table of accuracies, without the average."""

@@ -26,7 +26,7 @@ from tintbench.results import (
 from tintformer.learning.text import encode, find_tokenizer
 
 EPSILONS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
-NOTE = """<!-- Written by `python -m tintbench.softmax_form`; softmax-form.json has all numbers. -->
+NOTE = """<!-- Written by `python -m tintbench.softmax_form`; data/units/softmax-form.csv has all numbers. -->
 
 {model}, {tokens} tokens of {text}, the first half trained on at rate {rate:g}; torch {torch}, {threads} thread(s).
 Each entry: relative error of the logits / relative error of the update, against linear attentions in float64.
@@ -72,7 +72,7 @@ def table(records: list[dict[str, Any]]) -> str:
         form, dtype = record["form"], record["dtype"]
         row = rows.setdefault((form, dtype), {"form": form, "dtype": dtype})
         row[f"{record['epsilon']:.0e}"] = entry(record)
-    return markdown_table(list(rows.values()))
+    return markdown_table(list(rows.values()), mark="softmax-form.csv#errors")
 
 
 def main() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 from tintbench.cases import BenchError
 from tintbench.results import markdown_table
-from tintformer.analysis.foreign_markup import to_label
-from tintformer.analysis.plot_style import import_matplotlib
+from tintformer.storage.foreign_markup import to_label
 from tintformer.storage.whole_files import check_directory, whole_files
+from tintlab.show.plot_style import import_matplotlib
 
 Records = Sequence[dict[str, Any]]
 FILES = ("speed.json", "speed.png", "speed.md")

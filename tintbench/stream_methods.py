@@ -13,8 +13,8 @@ from transformers import DynamicCache
 
 from tintbench.cases import StreamCase
 from tintbench.setup import Setup, TimedMethod, plain_forward
-from tintformer.analysis.baselines import Explicit, block_names, rule_names
 from tintformer.learning.tint import Tint
+from tintlab.methods.fine_tuning import Explicit, block_names, rule_names
 
 
 class ExplicitReader(Explicit):

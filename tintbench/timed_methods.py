@@ -13,10 +13,10 @@ from torch import Tensor
 from tintbench.cases import Case, FewShotCase, SequenceCase, Settings, StreamCase
 from tintbench.setup import Setup, Skip, TimedMethod, plain_forward
 from tintbench.stream_methods import STREAM_METHODS
-from tintformer.analysis.baselines import Explicit, PerSample, all_names, block_names, rule_names
 from tintformer.learning.tint import Tint
 from tintformer.simulator.simulator import Simulator, build
 from tintformer.storage.loading import load
+from tintlab.methods.fine_tuning import Explicit, PerSample, all_names, block_names, rule_names
 
 VMAP_LIMIT = 6 * 10**9
 """Bytes of per-sequence gradients above which vmap is not tried; it holds about three times as much at once."""

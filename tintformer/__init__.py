@@ -5,8 +5,8 @@
 
 import lazy_loader
 
-from tintformer.integrations.transformers.register import register_when_imported
 from tintformer.threads import use_sleeping_threads
+from tintformer.transformers.register import register_when_imported
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 

@@ -78,8 +78,9 @@ def offloaded(auxiliary_of: Any) -> Auxiliary:
         return tint.load(auxiliary_of)
 
 
-@pytest.mark.parametrize("engine", ["fast", "reference"])
-@pytest.mark.parametrize("name", ["gpt2", "bloom", "opt-350m-kind", "llama-grouped"])
+@pytest.mark.parametrize(
+    ("name", "engine"), covering(["gpt2", "bloom", "opt-350m-kind", "llama-grouped"], ["fast", "reference"])
+)
 def test_weights_that_are_kept_elsewhere_come_in_when_they_are_read(name: str, engine: str) -> None:
     model = make_model(name)
     expected = run(model, engine)

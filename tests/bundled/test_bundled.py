@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tintformer import LearningRule, Tint, load
-from tintformer.bundled import BUNDLED, bundled_directory
+from tintformer.bundled import BUNDLED, bundled_directory, rate_texts
 from tintformer.learning.text import encode, find_tokenizer
 
 LIMIT = 8_000_000
@@ -26,6 +27,19 @@ that Sir Edward was expected; and every evening, when Sir Edward had not come, h
 had never before been known to be bad. "You will like him," said he; "I am sure that you will like him. He has a very
 good house, and he never speaks of it." Mrs. Harcourt replied that she had no doubt of liking the house.
 """
+RATE_TEXTS = (
+    "16b5c18dea3817f01df5907632fb384bd34a2248cf8cf66c72141383b3b5882e",
+    "c25c107851163f490b99bd35cf502dc77a623be8c733440fb33b560e5f68a84e",
+    "0b2b386840d07ca7658485cb5679afca445332da92de3f7e9f2de80f5bfc2c5a",
+    "7765d8fd5e2b7a805021fc785709a73a6e5685a6b2c9027f0f09148ffa43082c",
+    "f494375f03acbb59d0330e99d29a4b2ac407ee5c57c86f8df6e713c2017e3deb",
+    "f71f6bb0dd9b91408d4396434edb8f2872b875e0de41462830b23f3921cc2bf9",
+    "16e7cecb45f2a9c2658c1101f6eddec87c58ce9df2d3b65f2eeb187be9767ed1",
+    "ec70d4d3904d0278a3af4d2381b23e3ebfc9921c8f471e3eb40ba8dd6ab1a8a5",
+    "2717b77f4f8bb0bd0303cc5683a3b0aa84ea8b46c2d67e0e55b8a46203453d09",
+    "d9c1c19612c7830c60722cc5b1fd7a59cac595db91b0b136f5b7f4a7fc48b560",
+)
+"""SHA-256 of the texts that rates are measured on: other texts would make other rates, beside those that ship."""
 
 
 @pytest.fixture(scope="module", params=BUNDLED)
@@ -150,3 +164,7 @@ def test_adapting_to_the_first_part_helps_with_the_second(name: str) -> None:
     out = Tint(load(name), LearningRule(learning_rate=1e-4))(ids, train_mask=mask, before=True)
     assert out.loss is not None and out.loss_before is not None
     assert float(out.loss) < float(out.loss_before) - 0.05
+
+
+def test_the_texts_that_rates_are_measured_on_stay() -> None:
+    assert tuple(sha256(text.encode()).hexdigest() for text in rate_texts()) == RATE_TEXTS

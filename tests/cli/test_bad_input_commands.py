@@ -14,13 +14,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
+from cases import covering
 from patience import PATIENCE
 from tiny import TEXT, save_model
 
 from tintformer.cli import main
-from tintformer.report.page import FILES
+from tintformer.engines.fast.fast_executor import FastExecutor
 from tintformer.storage import whole_files
+from tintlab.reports.page import FILES
 
 TINT = Path(sys.executable).with_name("tint")
 LONG = "The lamp in the harbour is red. " * 200
@@ -184,33 +187,33 @@ def refuse_twice(refuse: Callable[..., None], here: Path) -> Callable[..., None]
 both = pytest.mark.parametrize("command", ["run", "report"])
 
 
-@both
-@table(TEXTS)
-def test_texts(
-    refuse_twice: Callable[..., None], model: Path, here: Path, command: str, given: list[str], message: str
-) -> None:
+def one_or_both(cases: dict[str, Any]) -> pytest.MarkDecorator:
+    """Each case with one of the commands, in turn; with the other one in the sweep."""
+    return pytest.mark.parametrize(("command", "case"), covering(["run", "report"], list(cases)))
+
+
+@one_or_both(TEXTS)
+def test_texts(refuse_twice: Callable[..., None], model: Path, here: Path, command: str, case: str) -> None:
+    given, message = TEXTS[case]
     refuse_twice(command, model, *placed(here, given), message=message)
 
 
-@both
-@table(OPTIONS)
-def test_options(refuse_twice: Callable[..., None], model: Path, command: str, given: list[str], message: str) -> None:
+@one_or_both(OPTIONS)
+def test_options(refuse_twice: Callable[..., None], model: Path, command: str, case: str) -> None:
+    given, message = OPTIONS[case]
     refuse_twice(command, model, TEXT, *given, message=message)
 
 
-@both
-@table(MODELS)
-def test_damaged_models(
-    refuse_twice: Callable[..., None], model: Path, here: Path, command: str, given: Damage, message: str
-) -> None:
+@one_or_both(MODELS)
+def test_damaged_models(refuse_twice: Callable[..., None], model: Path, here: Path, command: str, case: str) -> None:
+    damage, message = MODELS[case]
     damaged = here / "unrelated" / "model"
     shutil.copytree(model, damaged)
-    given(damaged)
+    damage(damaged)
     refuse_twice(command, damaged, TEXT, message=message)
 
 
-@both
-@pytest.mark.parametrize("name", ["nano-gpt2", "nano-llama"])
+@pytest.mark.parametrize(("command", "name"), covering(["run", "report"], ["nano-gpt2", "nano-llama"]))
 def test_a_bundled_model(refuse_twice: Callable[..., None], here: Path, command: str, name: str) -> None:
     long = save(here, "LONG", LONG.encode())
     message = rf"the text has \d+ tokens, but {name} was built for 512 .*; shorten it.*; --tokens 512 \(tokens=512 in"
@@ -245,7 +248,6 @@ TOO_LONG_NAME = {
     "demo": ["demo", "-o", LONG_NAME],
     "adapt": ["adapt", "no-model/at/all", TEXT, "-o", LONG_NAME],
     "build": ["build", "no-model/at/all", "--learning-rate", "1", "-o", LONG_NAME],
-    "inspect": ["inspect", "MODEL", "--figures", LONG_NAME],
     "stream": ["stream", "no-model/at/all", "a text", "--learning-rate", "1e-3", "--state", LONG_NAME],
     "bench": ["bench", "--quick", "-o", LONG_NAME],
     "eval lm": ["eval", "lm", "no-model/at/all", "nothing.txt", "--name", LONG_NAME],
@@ -322,15 +324,6 @@ def test_a_full_disk(
     assert contents(tmp_path) == before
 
 
-def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", **more}
-
-
-def call(*words: Any, **options: Any) -> subprocess.CompletedProcess[str]:
-    settings = {"capture_output": True, "text": True, "timeout": PATIENCE, "env": environment(), **options}
-    return subprocess.run([str(TINT), *map(str, words)], **settings)
-
-
 @table(
     {
         "run after loading": (["run", "nano-gpt2", "--file", "LONG"], "was built for 512 .*; shorten it"),
@@ -341,7 +334,7 @@ def call(*words: Any, **options: Any) -> subprocess.CompletedProcess[str]:
 def test_as_a_user_would(here: Path, given: list[str], message: str) -> None:
     save(here, "LONG", LONG.encode())
     before = contents(here)
-    done = call(*given, cwd=here)
+    done = forked.tint(*given, cwd=here)
     check_line(done.returncode, done.stdout, done.stderr, message)
     assert contents(here) == before
 
@@ -355,7 +348,8 @@ OFFLINE, UNREACHABLE = {"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.
     ids=["offline", "unreachable", "no hub id"],
 )
 def test_unknown_models_end_without_the_network(here: Path, name: str, settings: dict[str, str]) -> None:
-    done = call("report", name, TEXT, "-o", "OUT", cwd=here, env=environment(HF_HOME=str(here / "cache"), **settings))
+    variables = {"HF_HOME": str(here / "cache"), **settings}
+    done = forked.tint("report", name, TEXT, "-o", "OUT", cwd=here, variables=variables)
     near = "; did you mean nano-gpt2\\?" if "gpt" in name else ""
     check_line(done.returncode, done.stdout, done.stderr, f"cannot load '{name}': .*; check the name .*{near}$")
     assert not (here / "OUT").exists()
@@ -365,31 +359,51 @@ def test_standard_output_that_is_full() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full; the test is for Linux")
     with Path("/dev/full").open("w") as full:
-        done = call("--version", capture_output=False, stdout=full, stderr=subprocess.PIPE)
+        done = subprocess.run([TINT, "--version"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE)
     check_line(done.returncode, "", done.stderr, "No space left on device")
 
 
-@pytest.mark.parametrize("after", [0, 4], ids=["importing", "learning"])
-def test_an_interrupt_ends_quietly(here: Path, after: float) -> None:
+ENDLESS = ["report", "nano-gpt2", "--steps", "100000", "--learning-rate", "1e-9"]
+
+
+def test_an_interrupt_while_importing_ends_quietly(here: Path) -> None:
     text = save(here, "text", (TEXT * 3).encode())
     before = contents(here)
-    endless = ["--steps", "100000", "--learning-rate", "1e-9"]
-    words = [str(TINT), "report", "nano-gpt2", "--file", text, *endless, "-o", str(here / "OUT")]
     pipe = subprocess.PIPE
     process = subprocess.Popen(
-        words,
+        [TINT, *ENDLESS, "--file", text, "-o", here / "OUT"],
         text=True,
-        env=environment(),
         stdout=pipe,
         stderr=pipe,
         # A shell that runs the tests in the background has its children ignore Ctrl-C.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     wait_for_torch(process)
-    time.sleep(after)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out, err) == (130, "", "")
+    assert contents(here) == before
+
+
+def test_an_interrupt_while_learning_ends_quietly(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = save(here, "text", (TEXT * 3).encode())
+    before = contents(here)
+    reading, writing = os.pipe()
+    forward = FastExecutor.forward
+
+    def tell(*given: Any) -> Any:
+        monkeypatch.undo()
+        os.write(writing, b"it learns")
+        return forward(*given)
+
+    monkeypatch.setattr(FastExecutor, "forward", tell)
+    process = forked.start(*ENDLESS, "--file", text, "-o", here / "OUT")
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        assert pipe.read(9) == b"it learns"
+    process.send_signal(signal.SIGINT)
+    done = process.end()
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
     assert contents(here) == before
 
 
@@ -410,16 +424,18 @@ def test_a_kill_leaves_the_earlier_report_and_the_next_run_cleans_up(
     out.mkdir()
     for name, content in EARLIER.items():
         save(out, name, content)
-    # A process that kills itself when all files but the page are written.
-    code = (
-        "import os, pathlib, sys\nfrom tintformer.cli import main\nwrite = pathlib.Path.write_bytes\n"
-        "def kill(path, data):\n    write(path, data[:100])\n    path.suffix == '.html' and os.kill(os.getpid(), 9)\n"
-        "pathlib.Path.write_bytes = kill\nsys.argv[0] = 'tint'\nmain()\n"
-    )
+    write = Path.write_bytes
+
+    def kill(path: Path, data: bytes) -> None:
+        """When all files but the page are written."""
+        write(path, data[:100])
+        if path.suffix == ".html":
+            os.kill(os.getpid(), signal.SIGKILL)
+
     words = ["report", str(model), TEXT, "--learning-rate", "0.01", "--no-cosine", "-o", str(out)]
-    killed = subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, timeout=PATIENCE, env=environment()
-    )
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", kill)
+        killed = forked.tint(*words)
     assert killed.returncode == -signal.SIGKILL
     assert {name: (out / name).read_bytes() for name in EARLIER} == EARLIER
     assert len([path for path in out.iterdir() if path.name.startswith(".")]) == 1

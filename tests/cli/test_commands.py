@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import forked
 import pytest
 import time_commands
+import typer
 from all_commands import all_commands
 from patience import PATIENCE
 from tiny import TEXT
@@ -20,9 +23,10 @@ from tiny import TEXT
 import tintformer
 from tintformer import console
 from tintformer.auxiliary.families import families
-from tintformer.cli.demo import demo
-
-TINT = Path(sys.executable).with_name("tint")
+from tintformer.bundled import BUNDLED, TEXTS
+from tintformer.cli import main
+from tintformer.cli.app import app
+from tintlab.cli.demo import demo
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -38,6 +42,15 @@ def test_help_lists_the_commands() -> None:
 def test_every_command_is_timed() -> None:
     """`python tests/time_commands.py` says after how long a user sees something of each."""
     assert set(time_commands.COMMANDS) == {"--help", *all_commands()}
+
+
+def test_the_list_of_commands_says_what_each_says_itself() -> None:
+    """`tint --help` imports no command, so its lines stand in tables."""
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert {"run", "demo", "eval"} <= set(commands)
+    for name, row in commands.rows.items():
+        said = (commands[name].help or "").split("\n\n")[0]
+        assert row.help == " ".join(said.split()), name
 
 
 def test_help_says_everything_once() -> None:
@@ -77,13 +90,14 @@ def test_an_unknown_model_is_refused_before_seconds_of_imports(words: tuple[str,
     assert code == 2 and not loaded & {"torch", "transformers"}
 
 
+def fresh(code: str) -> subprocess.CompletedProcess[str]:
+    """A process that has imported nothing."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
+
+
 def test_importing_the_package_is_light_and_every_name_resolves() -> None:
-    code = (
-        "import sys, tintformer\nprint('torch' in sys.modules)\n"
-        "print(all(hasattr(tintformer, name) for name in tintformer.__all__))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
-    assert done.stdout.split() == ["False", "True"]
+    assert fresh("import sys, tintformer\nprint('torch' in sys.modules)").stdout.split() == ["False"]
+    assert all(hasattr(tintformer, name) for name in tintformer.__all__)
     with pytest.raises(AttributeError, match="No tintformer attribute nothing"):
         _ = tintformer.nothing  # type: ignore[attr-defined]
 
@@ -110,27 +124,42 @@ def test_every_command_says_at_once_that_it_works(monkeypatch: pytest.MonkeyPatc
 
 
 def test_something_is_shown_before_the_libraries_are_imported() -> None:
+    """Standard error stands for a terminal; the process ends when it says that it works."""
     code = (
         "import io, os, sys\n"
         "class Terminal(io.StringIO):\n"
         "    isatty = lambda self: True\n"
         "    def write(self, text):\n"
-        "        if 'starting' in text and not hasattr(self, 'before'):\n"
-        "            self.before = set(sys.modules)\n"
+        "        if 'starting' in text:\n"
+        "            print(*sys.modules, flush=True)\n"
+        "            os._exit(0)\n"
         "        return super().write(text)\n"
         "sys.argv = ['tint', 'plan', 'nano-llama', '--tokens', '8']\n"
         "os.environ |= {'TERM': 'xterm'}\n"
-        "real, sys.stderr = sys.stderr, Terminal()\n"
+        "sys.stderr = Terminal()\n"
         "from tintformer.cli import main\n"
-        "try:\n"
-        "    main()\n"
-        "finally:\n"
-        "    print(*sys.stderr.before, file=real)\n"
+        "main()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
-    loaded = {name.partition(".")[0] for name in done.stderr.split()}
-    assert "tintformer" in loaded and "plain forward passes" in done.stdout, done.stderr
-    assert not loaded & {"torch", "transformers", "numpy", "typer", "rich"}
+    done = fresh(code)
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "tintformer" in loaded and not loaded & {"torch", "transformers", "numpy", "typer", "rich"}, done.stderr
+
+
+def test_a_command_goes_on_to_its_end_behind_what_it_shows_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    def plan() -> None:
+        sys.argv, sys.stderr = ["tint", "plan", "nano-llama", "--tokens", "8"], Terminal()
+        try:
+            main()
+        finally:
+            print("starting" in sys.stderr.getvalue())
+
+    monkeypatch.setenv("TERM", "xterm")
+    done = forked.call(plan)
+    assert done.returncode == 0 and "plain forward passes" in done.stdout and done.stdout.endswith("True\n"), done
 
 
 def test_models_lists_every_family() -> None:
@@ -151,15 +180,24 @@ def test_the_readme_lists_every_family() -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_learns_on_both_models_and_texts_and_its_engines_agree(tmp_path: Path) -> None:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
-    command = [str(TINT), "demo", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment, cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("models", "texts"),
+    [(("nano-gpt2",), ("address",)), pytest.param(BUNDLED, TEXTS, marks=pytest.mark.sweep)],
+    ids=["one", "all"],
+)
+def test_the_demo_learns_and_its_engines_agree(
+    models: tuple[str, ...], texts: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make package` runs all of it from the wheel."""
+    if texts != TEXTS:
+        monkeypatch.setattr("tintformer.bundled.read_text", lambda name: TEXT)
+    monkeypatch.setattr("tintformer.bundled.BUNDLED", models)
+    monkeypatch.setattr("tintformer.bundled.TEXTS", texts)
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
+    done = forked.tint("demo", "--json", cwd=tmp_path, variables=offline)
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
-    assert [(result["model"], result["text"]) for result in results] == [
-        (model, text) for model in ("nano-gpt2", "nano-llama") for text in ("address", "visit")
-    ]
+    assert [(result["model"], result["text"]) for result in results] == list(product(models, texts))
     for result in results:
         before, explicit, fast, simulator = result["perplexities"].values()
         assert explicit < before and fast < before
@@ -169,7 +207,8 @@ def test_the_demo_learns_on_both_models_and_texts_and_its_engines_agree(tmp_path
         assert result["simulator"] < result["auxiliary"] < result["paper"]
         assert len(result["gained_most"]) == 5
     reports = [Path(result["report"]) for result in results if result["report"]]
-    assert [path.parent.name for path in reports] == ["nano-gpt2-address", "nano-llama-visit"]
+    pairs = zip(models, texts, strict=True)
+    assert [path.parent.name for path in reports] == [f"{model}-{text}" for model, text in pairs]
     assert all((tmp_path / path).read_text().startswith("<!doctype html>") for path in reports)
 
 

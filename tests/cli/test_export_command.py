@@ -51,19 +51,13 @@ def test_a_tiny_model_is_exported(run: Run, model: str, tmp_path: Path) -> None:
     assert [path.name for path in target.parent.iterdir()] == ["model.onnx"]
 
 
-def test_the_fast_pass_is_exported_and_its_operators_are_listed(run: Run, model: str, tmp_path: Path) -> None:
-    options = ("--learning-rate", "1e-3", "--tokens", "6", "--engine", "fast", "--updates")
-    code, output, errors = run(model, *options, "-o", str(tmp_path / "model.onnx"))
-    assert code == 0, errors
-    assert "MatMul" in output and "updated weights" in output and "every operator" not in output
-
-
-def test_a_text_is_written_beside_the_graph(run: Run, tmp_path: Path) -> None:
+def test_the_fast_pass_of_a_text_is_exported_and_its_operators_are_listed(run: Run, tmp_path: Path) -> None:
     model = str(save_model(tmp_path / "model"))
     text = "A small fox ran home. A small fox ran home."
-    options = ("--learning-rate", "1e-3", "--tokens", "24", "--engine", "fast", "-o", str(tmp_path / "model.onnx"))
-    code, _, errors = run(model, text, *options, "--train-tokens", "5")
+    options = ("--learning-rate", "1e-3", "--tokens", "24", "--train-tokens", "5", "--engine", "fast", "--updates")
+    code, output, errors = run(model, text, *options, "-o", str(tmp_path / "model.onnx"))
     assert code == 0, errors
+    assert "MatMul" in output and "updated weights" in output and "every operator" not in output
     content = json.loads((tmp_path / "model.json").read_text())
     attended = sum(content["attention_mask"][0])
     assert 2 < attended <= 24 == len(content["input_ids"][0]) and sum(content["train_mask"][0]) == 5

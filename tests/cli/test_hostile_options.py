@@ -158,7 +158,14 @@ def attack(here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFix
     return Attack(here, monkeypatch, capfd)
 
 
-@pytest.mark.parametrize("command", some([command for command, base in BASES.items() if base is not None][::-1], 5))
+FIRST = ("plan", "fetch", "eval list", "eval table", "eval table-icl")
+"""Commands that every run of the tests attacks: a few seconds of them, and one that reads what others have written."""
+
+
+@pytest.mark.parametrize(
+    "command",
+    some([*FIRST, *(name for name, base in BASES.items() if base is not None and name not in FIRST)], len(FIRST)),
+)
 def test_values_that_nobody_means(attack: Attack, command: str) -> None:
     base = BASES[command]
     assert base is not None

@@ -137,10 +137,10 @@ def test_params_counts_known_sizes_offline(tmp_path: Path) -> None:
     assert {"memory tape", "attention copy", "prefix attention"} <= {row["name"] for row in counts["strategies"]}
 
 
-def test_params_counts_velocity_and_base() -> None:
+def test_params_counts_velocity_and_base(model: Path) -> None:
     sizes = {}
     for name, knobs in {"plain": (), "both": ("--momentum", 0.9, "--decay", 0.1)}.items():
-        done = run("params", "EleutherAI/pythia-70m", "--layout", "lean", "--tokens", 8, *knobs, "--json")
+        done = run("params", model, "--layout", "lean", "--tokens", 8, *knobs, "--json")
         assert done.returncode == 0, done.stderr
         sizes[name] = json.loads(done.stdout)
     plain, both = (sizes[name]["network"] for name in ("plain", "both"))
@@ -148,12 +148,12 @@ def test_params_counts_velocity_and_base() -> None:
     held = [[each["auxiliary"] for each in sizes[name]["constructed"]] for name in ("plain", "both")]
     assert all(more > less for less, more in zip(*held, strict=True))
     assert both["auxiliary"] - plain["auxiliary"] == 2 * plain["prefix_tokens"] * 4 * plain["slot_width"]
-    refused = run("params", "EleutherAI/pythia-70m", "--momentum", 1)
+    refused = run("params", model, "--momentum", 1)
     assert refused.returncode == 2 and "momentum=1" in refused.stderr
 
 
-def test_params_prints_tables_and_refuses_in_one_line() -> None:
-    table = run("params", "EleutherAI/pythia-70m", "--layout", "lean").stdout
+def test_params_prints_tables_and_refuses_in_one_line(model: Path) -> None:
+    table = run("params", model, "--layout", "lean").stdout
     assert "simulator by the paper's formulas" in table and "as constructed" in table
     done = run("params", "nobody/nothing")
     assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
-from cases import MODELS, covering, make_batch, make_model, make_rule
+from cases import FIRST, MODELS, covering, make_batch, make_model, make_rule, swept
 
 import tintformer as tint
 from tintformer.execution.batch import Batch
@@ -54,7 +55,10 @@ def assert_same(batch: dict[str, Any], found: torch.Tensor, expected: torch.Tens
     torch.testing.assert_close(found[kept], expected[kept], rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize(("name", "engine"), covering(list(MODELS), list(ENGINES)))
+VARIANTS = swept(itertools.product([name for name in MODELS if name not in FIRST], ENGINES))
+
+
+@pytest.mark.parametrize(("name", "engine"), covering(FIRST, ENGINES) + VARIANTS)
 def test_a_continuation_is_the_whole_pass(name: str, engine: str) -> None:
     sim = tint.Tint(make_model(name), make_rule("default"), engine=engine)
     for padding in ("left", "none"):
@@ -62,11 +66,15 @@ def test_a_continuation_is_the_whole_pass(name: str, engine: str) -> None:
         assert_same(batch, token_by_token(sim, batch), all_at_once(sim, batch))
 
 
-@pytest.mark.parametrize("dual", [None, True, False])
-@pytest.mark.parametrize("steps", [1, 2])
-@pytest.mark.parametrize("rule", ["default", "full"])
-@pytest.mark.parametrize("name", ["gpt2", "llama-grouped", "bloom", "qwen3"])
-def test_every_form_of_an_update_goes_on(name: str, rule: str, steps: int, dual: bool | None) -> None:
+@pytest.mark.parametrize(
+    ("name", "how"),
+    covering(
+        ["gpt2", "llama-grouped", "bloom", "qwen3"],
+        list(itertools.product(["default", "full"], [1, 2], [None, True, False])),
+    ),
+)
+def test_every_form_of_an_update_goes_on(name: str, how: tuple[str, int, bool | None]) -> None:
+    rule, steps, dual = how
     sim, batch = tint.Tint(make_model(name), make_rule(rule, steps=steps), dual=dual), whole()
     assert_same(batch, token_by_token(sim, batch), all_at_once(sim, batch))
 

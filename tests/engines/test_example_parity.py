@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import covering
 
 import tintformer as tint
 
@@ -44,8 +45,7 @@ def draw(model: tint.Auxiliary, *, rows: int = 2, number: int = 9) -> tint.Examp
     return tint.Examples(x, y, mask)
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "rule"), covering(list(MODELS), list(RULES)))
 def test_every_engine_agrees_with_autograd(model: str, rule: str) -> None:
     auxiliary, knobs = MODELS[model](), RULES[rule]()
     examples = draw(auxiliary)

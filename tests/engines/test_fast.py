@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from cases import MODELS, RULES, VOCABULARY, call, make_batch, make_model, make_rule, some
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patience import PATIENCE
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import tintformer as tint
@@ -149,23 +148,21 @@ def test_threads_change_nothing_but_rounding() -> None:
     assert torch.equal(runs[1], runs[2])  # two identical passes over the same tensors
 
 
+def difference_when_compiled(engine: str) -> float:
+    sim, batch = tint.Tint(make_model("gpt2"), make_rule("default", layers=1), engine=engine), make_batch()
+
+    def logits(ids: torch.Tensor, train: torch.Tensor, attended: torch.Tensor) -> Any:
+        return sim(ids, train_mask=train, attention_mask=attended).logits
+
+    inputs = batch["input_ids"], batch["train_mask"], batch["attention_mask"]
+    return float((torch.compile(logits, backend="eager")(*inputs) - logits(*inputs)).abs().max())
+
+
 @pytest.mark.parametrize("engine", some(["fast", "reference", "simulator"]))
 def test_torch_compile_around_a_call_changes_nothing(engine: str) -> None:
-    """In a process of its own: the shape checks of the test run are no code that users compile."""
-    code = """
-import sys, torch, tintformer as tint
-sys.path.insert(0, sys.argv[1])
-from cases import make_batch, make_model, make_rule
-sim, batch = tint.Tint(make_model("gpt2"), make_rule("default", layers=1), engine=sys.argv[2]), make_batch()
-def logits(ids, train, attended):
-    return sim(ids, train_mask=train, attention_mask=attended).logits
-inputs = batch["input_ids"], batch["train_mask"], batch["attention_mask"]
-print(float((torch.compile(logits, backend="eager")(*inputs) - logits(*inputs)).abs().max()))
-"""
-    command = [sys.executable, "-c", code, str(Path(__file__).parents[1]), engine]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert float(done.stdout) < 1e-10
+    """In a process of its own; a fresh one where shapes are checked, which is no code that users compile."""
+    checked = any("jaxtyping" in type(finder).__module__ for finder in sys.meta_path)
+    assert forked.result_of(difference_when_compiled, engine, fresh=checked) < 1e-10
 
 
 @pytest.mark.parametrize("steps", [1, 2])

@@ -7,13 +7,14 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from cases import call, make_batch, make_model, make_rule
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import tintformer as tint
-from tintbench.measuring import PROC, in_a_fresh_process
+from tintbench.measuring import PROC, peak_of
 
 HALVES = [torch.bfloat16, torch.float16]
 TINY = 1e-7
@@ -60,19 +61,15 @@ def test_a_formed_matrix_keeps_a_change_that_the_weight_cannot_hold(dtype: torch
     assert lost, "nothing was small enough to be lost in half precision, so nothing was shown"
 
 
-CHILD = """
-import sys, torch, tintformer
-from tintbench.measuring import peak_of
-tintformer.load("nano-gpt2")  # libraries allocate what they keep
-kept = []
-print(peak_of(lambda: kept.append(tintformer.load(sys.argv[1], dtype=getattr(torch, sys.argv[2])))))
-"""
+def peak_of_loading(path: Path) -> int:
+    tint.load("nano-gpt2")  # libraries allocate what they keep
+    kept = []
+    return peak_of(lambda: kept.append(tint.load(path, dtype=torch.float32)))
 
 
 @pytest.mark.skipif(not (PROC / "clear_refs").exists(), reason="peak memory needs Linux; run it there")
 def test_loading_takes_no_second_copy(tmp_path: Path) -> None:
     knobs: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "n_positions": 64, "vocab_size": 12000}
-    GPT2LMHeadModel(GPT2Config(n_embd=1024, n_layer=5, n_head=16, **knobs)).save_pretrained(tmp_path)
+    GPT2LMHeadModel(GPT2Config(n_embd=1024, n_layer=3, n_head=16, **knobs)).save_pretrained(tmp_path)
     size = (tmp_path / "model.safetensors").stat().st_size
-    peak = in_a_fresh_process("-c", CHILD, str(tmp_path), "float32").size
-    assert size > 3e8 and peak is not None and peak < 1.15 * size
+    assert size > 1.9e8 and forked.result_of(peak_of_loading, tmp_path) < 1.15 * size

@@ -14,7 +14,7 @@ from cases import VOCABULARY, covering, make_model
 from patience import PATIENCE
 
 import tintformer as tint
-from tintformer.integrations.transformers.model import TintForCausalLM
+from tintformer.transformers.model import TintForCausalLM
 
 # Rates that throw a tiny model off show a mix-up of threads best.
 pytestmark = pytest.mark.filterwarnings("ignore:.*learning has made the predictions much worse")

@@ -14,7 +14,7 @@ from tintformer.auxiliary.description import Auxiliary, Embedding, Head
 from tintformer.auxiliary.ops import Weight
 from tintformer.errors import TintWarning
 from tintformer.execution.batch import Batch
-from tintformer.execution.token_arrays import SHARED
+from tintformer.execution.inputs import SHARED
 
 VOCABULARY = 29
 TABLE = Weight(name="table", source=torch.zeros(VOCABULARY, 4))

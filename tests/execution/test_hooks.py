@@ -13,7 +13,7 @@ from torch import Tensor
 import tintformer as tint
 from tintformer.engines.fast.fast_executor import FastExecutor
 from tintformer.execution.batch import Batch
-from tintformer.execution.hook_points import HookPoint
+from tintformer.execution.hooks import HookPoint
 
 CASES = [
     ("gpt2", "default", None),

@@ -17,9 +17,9 @@ from tintformer.engines.reference import TensorExecutor
 from tintformer.execution import walk
 from tintformer.execution.batch import Batch
 from tintformer.execution.executor import Executor, Stage
-from tintformer.execution.hook_points import ObservedExecutor, rehearse
+from tintformer.execution.hooks import ObservedExecutor, rehearse
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.trainable import trained_weights
+from tintformer.rule.optimiser import trained_weights
 from tintformer.storage.loading import load
 
 STEP_STAGES = [Stage("forward", 1), Stage("backward", 1), Stage("forward", 2), Stage("backward", 2)]

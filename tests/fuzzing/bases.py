@@ -91,11 +91,11 @@ def save_texts(place: Path) -> None:
 def save_evaluation(place: Path) -> None:
     """A finished run with its records and tables."""
     from tintformer.bundled import read_text
-    from tintformer.experiments.language_modelling import LanguageModelling
-    from tintformer.experiments.record_store import RecordStore
-    from tintformer.experiments.runner import Runner
-    from tintformer.experiments.runs import Run, save_results
-    from tintformer.experiments.tuning import run_experiment
+    from tintlab.kinds.lm import LanguageModelling
+    from tintlab.kinds.runs import Run, save_results
+    from tintlab.study.runner import Runner
+    from tintlab.study.store import RecordStore
+    from tintlab.study.tuning import run_experiment
 
     place.mkdir()
     text = place / "text.txt"

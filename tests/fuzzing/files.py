@@ -284,7 +284,7 @@ def open_tokenizer(place: Path, base: Path) -> str:
 
 
 def open_task(place: Path, base: Path) -> str:
-    from tintformer.experiments.tasks import demonstrations, load_task, test_examples
+    from tintlab.data.tasks import demonstrations, load_task, test_examples
 
     description = place / "task.yaml"
     task = load_task(str(description), place / "data" if _may_name_the_hub(description) else None)
@@ -295,7 +295,7 @@ def open_task(place: Path, base: Path) -> str:
 
 
 def open_texts(place: Path, base: Path) -> str:
-    from tintformer.experiments.texts import load_texts
+    from tintlab.data.texts import load_texts
 
     description = place / "text.yaml"
     assert load_texts(str(description), place / "data" if _may_name_the_hub(description) else None)

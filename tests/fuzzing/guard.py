@@ -7,6 +7,7 @@ much memory a process takes and lets it set the mark back.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -61,10 +62,12 @@ def run_forked(kind: Kind, seeds: Sequence[int], sandbox: Path) -> Iterator[Repo
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
+    gc.freeze()  # a collection in the child would touch, and so copy, every page with an object
     pid = os.fork()
     if pid == 0:
         os.close(reading)
         _be_child(kind, seeds, sandbox, writing)
+    gc.unfreeze()
     os.close(writing)
     left = list(seeds)
     stopped = None

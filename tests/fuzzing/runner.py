@@ -71,7 +71,6 @@ class Run:
                     kind.prepare()
                     prepared.add(kind.name)
                     gc.collect()
-                    gc.freeze()  # a collection in a child would touch, and so copy, every page with an object
                 turn = time.monotonic() + TURN
                 while not (over := until(self.tallies[kind.name])) and time.monotonic() < turn:
                     self._run_group(kind, sandbox)

@@ -16,7 +16,7 @@ import tintformer as tint
 from tintformer.auxiliary.description import ops
 from tintformer.auxiliary.model_record import CopiedWeights
 from tintformer.auxiliary.ops import Linear
-from tintformer.integrations.transformers.model import TintForCausalLM
+from tintformer.transformers.model import TintForCausalLM
 
 ENGINES = ["fast", "reference", "oracle", "simulator"]
 RULE = tint.LearningRule(learning_rate=0.05)
@@ -75,8 +75,7 @@ REPLACED: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("how", REPLACED)
+@pytest.mark.parametrize(("how", "engine"), covering(list(REPLACED), ENGINES))
 def test_what_cannot_be_followed_is_refused_at_the_next_call(how: str, engine: str) -> None:
     change, reason = REPLACED[how]
     model = copied()
@@ -88,8 +87,7 @@ def test_what_cannot_be_followed_is_refused_at_the_next_call(how: str, engine: s
         logits(tint.Tint(model, RULE, engine=engine))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("engine", "dtype"), covering(ENGINES, [torch.float32, torch.float16]))
 def test_changes_in_place_are_followed_and_a_simulator_asks_to_be_built_again(engine: str, dtype: torch.dtype) -> None:
     model = copied(dtype=dtype)
     learner = tint.Tint(model, RULE, engine=engine)
@@ -126,8 +124,7 @@ UNSEEN = [through_data, through_numpy, one_number, exchanged_rows]
 """Changes that leave the version of a tensor as it is."""
 
 
-@pytest.mark.parametrize("change", UNSEEN)
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("change", "engine"), covering(UNSEEN, ENGINES))
 def test_changes_that_torch_does_not_see(change: Callable[[Any], None], engine: str) -> None:
     model = copied()
     learner = tint.Tint(model, RULE, engine=engine)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import FIRST, assert_same, covering, make_batch, make_model, make_rule, some
+from cases import FIRST, assert_same, covering, every, make_batch, make_model, make_rule, some
 from torch import Tensor
 from torch.func import functional_call
 
@@ -84,15 +84,19 @@ def assert_updates(tuned: tint.Tuned, expected: dict[str, Tensor]) -> None:
         torch.testing.assert_close(found[name], update, rtol=0, atol=1e-9, msg=lambda text, name=name: f"{name} {text}")
 
 
-@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize("name", every(2, FIRST))
 def test_every_family_goes_on_as_autograd_does(name: str) -> None:
     rule = make_rule("full", steps=2)
     assert_updates(gone_on(make_model(name), rule, texts(7, 5)), descended(make_model(name), rule, texts(7, 5)))
 
 
-@pytest.mark.parametrize("lengths", [(2,), (9, 4)], ids=["factors", "from factors to matrices"])
-@pytest.mark.parametrize(("name", "optimiser"), covering(["gpt2", "llama-grouped"], list(OPTIMISERS)))
-def test_every_optimiser_goes_on(name: str, optimiser: str, lengths: tuple[int, ...]) -> None:
+LEARNERS = [(name, lengths) for name in ("gpt2", "llama-grouped") for lengths in ((2,), (9, 4))]
+"""Of changes that stay factors, and of some that become matrices."""
+
+
+@pytest.mark.parametrize(("optimiser", "learner"), covering(list(OPTIMISERS), LEARNERS))
+def test_every_optimiser_goes_on(optimiser: str, learner: tuple[str, tuple[int, ...]]) -> None:
+    name, lengths = learner
     model, rule = make_model(name), make_rule("full", **OPTIMISERS[optimiser])
     options = statistics_of(model, rule)
     tuned = gone_on(model, rule, texts(*lengths), **options)

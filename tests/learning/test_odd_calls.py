@@ -13,8 +13,9 @@ import torch
 from cases import assert_same, covering, make_config, make_model, make_rule
 
 import tintformer as tint
-from tintformer.analysis.verify.verification import verify
-from tintformer.analysis.verify.verified_engine import find_verified_engine
+import tintlab as lab
+from tintlab.checks.verify.verification import verify
+from tintlab.checks.verify.verified_engine import find_verified_engine
 
 IDS = torch.tensor([[3, 4, 5, 6, 7, 8], [8, 7, 6, 5, 4, 3]])
 TRAIN = torch.tensor([[1, 1, 1, 1, 0, 0]] * 2).bool()
@@ -189,7 +190,7 @@ def other_calls(causal: Any, tuned: tint.Tuned, sims: dict[str, Any]) -> dict[st
         for name, rule in rules.items()
     }
     return calls | {
-        "plan with a rule of another type": lambda: tint.plan(make_config("gpt2"), tokens=8, rule=0.1),  # pyright: ignore
+        "plan with a rule of another type": lambda: lab.plan(make_config("gpt2"), tokens=8, rule=0.1),  # pyright: ignore
         "an unknown mask": lambda: sim(IDS, train_mask=TRAIN, label_mask=TRAIN),  # pyright: ignore
         "an unknown mask of a score": lambda: tuned.score(IDS, train_mask=TRAIN),  # pyright: ignore
         "no train_mask": lambda: sim(IDS, train_mask=None),  # pyright: ignore
@@ -207,7 +208,7 @@ def other_calls(causal: Any, tuned: tint.Tuned, sims: dict[str, Any]) -> dict[st
         "a grid of 1e308": lambda: tint.choose_rate(auxiliary, RULE, IDS, TRAIN, grid=[1e308]),
         "a hook that is none": lambda: sim.hook("blocks.0.down.output", 3).__enter__(),  # pyright: ignore
         "a hook at no name": lambda: sim.hook(3, print).__enter__(),  # pyright: ignore
-        "tokens in words": lambda: tint.plan(make_config("gpt2"), tokens="8"),  # pyright: ignore
+        "tokens in words": lambda: lab.plan(make_config("gpt2"), tokens="8"),  # pyright: ignore
         "a dtype in words": lambda: tint.load("nano-llama", dtype="float32"),  # pyright: ignore
         "a dtype of storage": lambda: tint.load("nano-llama", dtype=torch.float8_e4m3fn),
         "no model": lambda: tint.Tint(None, RULE),

@@ -14,8 +14,7 @@ from tiny import TEXT, make_model, make_tokenizer
 
 import tintformer as tint
 from tintformer.bundled import BUNDLED, rate_texts, rates_directory
-from tintformer.learning import rate_measurement, rate_prior
-from tintformer.learning.rate_measurement import measure
+from tintformer.learning import rate_prior
 from tintformer.learning.rate_prior import (
     PriorCurve,
     RatePrior,
@@ -25,6 +24,8 @@ from tintformer.learning.rate_prior import (
     weights_of,
     write_prior,
 )
+from tintlab import rates as rate_measurement
+from tintlab.rates import measure
 
 RULE = tint.LearningRule(learning_rate=0.0)
 
@@ -40,6 +41,12 @@ def prior(auxiliary: Any) -> RatePrior:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rate_measurement, "EVALUATED", 32)
         return measure(auxiliary, RULE, [ids, ids[20:], ids[40:]])
+
+
+@pytest.fixture(scope="module")
+def fetched(smollm2: Path) -> Any:
+    """From the cache of the session, where it is unpacked already: `cache` has every test begin with none."""
+    return tint.load(smollm2)
 
 
 @pytest.fixture(autouse=True)
@@ -156,8 +163,8 @@ def test_the_bundled_models_have_one(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_the_model_that_can_be_fetched_has_one(smollm2: Path) -> None:
-    found = find_prior(tint.load(smollm2), RULE)
+def test_the_model_that_can_be_fetched_has_one(fetched: Any) -> None:
+    found = find_prior(fetched, RULE)
     assert found is not None and found.model == "smollm2-135m"
 
 

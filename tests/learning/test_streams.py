@@ -69,14 +69,15 @@ def assert_true(name: str, carry: Any, rule: tint.LearningRule, ids: Tensor, **k
 
 @pytest.mark.parametrize(("name", "carry"), covering(FIRST, CARRIES))
 def test_every_family_is_read_as_autograd_reads_it(name: str, carry: str) -> None:
-    assert_true(name, carry, make_rule("full", learning_rate=2e-3), tokens(2, LENGTH))
+    assert_true(name, carry, make_rule("full", learning_rate=2e-3), tokens(1, 2 * WINDOW))
 
 
-@pytest.mark.parametrize(("name", "optimiser"), covering(["gpt2", "llama-grouped", "qwen3"], list(OPTIMISERS)))
-def test_every_optimiser(name: str, optimiser: str) -> None:
-    knobs = OPTIMISERS[optimiser]
-    for carry in ("cache", "recompute"):
-        assert_true(name, carry, make_rule("full", learning_rate=2e-3, **knobs), tokens(1, LENGTH))
+READERS = [(name, carry) for name in ("gpt2", "llama-grouped", "qwen3") for carry in ("cache", "recompute")]
+
+
+@pytest.mark.parametrize(("optimiser", "reader"), covering(list(OPTIMISERS), READERS))
+def test_every_optimiser(optimiser: str, reader: tuple[str, str]) -> None:
+    assert_true(*reader, make_rule("full", learning_rate=2e-3, **OPTIMISERS[optimiser]), tokens(1, 34))
 
 
 @pytest.mark.parametrize("rule", ["default", "paper", "mean"])
@@ -87,18 +88,17 @@ def test_rules_steps_and_top_layers(rule: str) -> None:
 def test_a_loss_mask_restricts_what_is_learnt_and_not_what_is_scored() -> None:
     mask = torch.zeros(2, LENGTH, dtype=torch.bool)
     mask[0, 8:20], mask[1, 3] = True, True
-    for knobs in ({}, {"momentum": 0.9, "decay": 0.1}, {"optimizer": "adam"}):
+    for knobs in ({"momentum": 0.9, "decay": 0.1}, {"optimizer": "adam"}):
         assert_true("gpt2", "cache", make_rule("default", **knobs), tokens(2, LENGTH), loss_mask=mask)
 
 
 @pytest.mark.parametrize("optimiser", ["muon", "sgd", "nesterov"])
 def test_decay_spares_rows_that_make_no_step(optimiser: str) -> None:
     """Long enough for updates to be matrices: a chunk without a target moves nothing, and a step decays once."""
-    mask = torch.zeros(2, 60, dtype=torch.bool)
-    mask[0, 8:44], mask[1, 3:9] = True, True
+    mask = torch.zeros(2, 48, dtype=torch.bool)
+    mask[0, 8:38], mask[1, 3:9] = True, True
     rule = make_rule("default", **OPTIMISERS[optimiser], decay=0.3)
-    assert_true("llama", "cache", rule, tokens(2, 60), loss_mask=mask)
-    assert_true("llama", "cache", rule, tokens(1, 60))
+    assert_true("llama", "cache", rule, tokens(2, 48), loss_mask=mask)
 
 
 DOCUMENTS = torch.tensor([[0] * 20 + [1] * 26, [0] * 33 + [4] * 13, [2] * 46])
@@ -154,7 +154,7 @@ def test_a_state_goes_on_to_the_bit(optimiser: str, dtype: torch.dtype, tmp_path
     sim, ids = tint.Tint(model, rule), tokens(2, LENGTH)
     how: dict[str, Any] = {"chunk": CHUNK, "window": WINDOW}
     whole = list(sim.stream(ids, **how))
-    for stop in (1, 5):
+    for stop in (2,):
         for number, piece in enumerate(sim.stream(ids, **how), 1):
             if number == stop:
                 piece.state.save(tmp_path / "state.safetensors")

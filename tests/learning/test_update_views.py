@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import make_batch, make_model, make_rule
+from cases import covering, make_batch, make_model, make_rule
 
 import tintformer as tint
 
@@ -23,8 +23,7 @@ def adapt(name: str, form: str = "deltas", rule: str = "full", **knobs: Any) -> 
     return tuned
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bloom", "llama-grouped", "gemma"])
-@pytest.mark.parametrize("form", LENGTHS)
+@pytest.mark.parametrize(("name", "form"), covering(["gpt2", "bloom", "llama-grouped", "gemma"], list(LENGTHS)))
 def test_norms_and_spectra_are_those_of_the_change(name: str, form: str) -> None:
     views = adapt(name, form, steps=1).update_views()
     for view in views.values():
@@ -88,11 +87,15 @@ def with_only(tuned: tint.Tuned, kept: set[str], ids: torch.Tensor) -> torch.Ten
     return found
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bloom", "llama-grouped"])
-@pytest.mark.parametrize("form", LENGTHS)
-@pytest.mark.parametrize("pattern", ["blocks.1.*", "*.value.*", "*.bias", "*.weight", "final.norm.*"])
-def test_single_updates_are_switched_on_and_off(name: str, form: str, pattern: str) -> None:
+LEARNERS = [(name, form) for name in ("gpt2", "bloom", "llama-grouped") for form in LENGTHS]
+
+
+@pytest.mark.parametrize(
+    ("learner", "pattern"), covering(LEARNERS, ["blocks.1.*", "*.value.*", "*.bias", "*.weight", "final.norm.*"])
+)
+def test_single_updates_are_switched_on_and_off(learner: tuple[str, str], pattern: str) -> None:
     """Biases without their matrices and the reverse, parts of fused parameters, whole blocks."""
+    name, form = learner
     tuned, ids = adapt(name, form), make_batch(lengths=(8, 8), seed=5)["input_ids"]
     names = set(tuned.update_views())
     on = set(tuned.only(pattern).update_views())

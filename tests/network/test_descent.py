@@ -24,11 +24,11 @@ from cases import (
 )
 
 import tintformer as tint
-from tintformer.analysis.network_size import count_network
-from tintformer.analysis.verify.lockstep import compare
 from tintformer.execution.batch import Batch
 from tintformer.network.stepwise import StepwiseExecutor
 from tintformer.storage.configs import meta_auxiliary
+from tintlab.checks.accounting.network_size import count_network
+from tintlab.checks.verify.lockstep import compare
 
 STEPS = 3
 FORMS: dict[str, dict[str, Any]] = {"unrolled": {}, "loop": {"loop": True}, "dense-loop": {"dense": True, "loop": True}}

@@ -55,7 +55,7 @@ def check_against_fast(found: Exported, name: str, rule: Any, batch: dict[str, A
 
 @pytest.mark.parametrize("engine", some(["fast", "network"]))
 def test_a_graph_learns_as_the_fast_engine_does_with_padding_on_either_side(engine: str) -> None:
-    rule = make_rule("mean", steps=2)
+    rule = make_rule("mean", steps=2, layers=1)
     found = exported(engine, "llama", rule, 7, dynamic_batch=True)
     for padding in ("left", "right"):
         check_against_fast(found, "llama", rule, make_batch(lengths=(7, 5, 6), padding=padding))
@@ -121,14 +121,14 @@ def test_constants_are_stored_once_and_parts_are_told_apart() -> None:
     "kind", ["NonZero", *(pytest.param(kind, marks=pytest.mark.sweep) for kind in ("ScatterND", "CumSum"))]
 )
 def test_an_operator_that_is_no_part_of_a_transformer_is_refused(kind: str) -> None:
-    found = exported("network", "gpt2", make_rule("default"), 4)
+    found = exported("network", "gpt2", make_rule("default", layers=1), 4)
     found.model.graph.node[-2].op_type = kind
     with pytest.raises(tint.TintError, match=f"no part of a transformer: {kind}; "):
         check_operators(found.model)
 
 
 def test_a_layer_may_not_choose_by_what_it_computes() -> None:
-    found = exported("network", "gpt2", make_rule("default"), 4)
+    found = exported("network", "gpt2", make_rule("default", layers=1), 4)
     nodes = found.model.graph.node
     computed = next(node for node in nodes if node.op_type == "MatMul").output[0]
     for kind in ("Gather", "Slice", "Reshape", "Pad"):
@@ -143,7 +143,8 @@ def test_a_layer_may_not_choose_by_what_it_computes() -> None:
 
 @pytest.mark.parametrize("engine", some(["fast", "network"]))
 def test_padding_may_hold_any_number(engine: str) -> None:
-    found, batch = exported(engine, "llama", make_rule("default"), 7), make_batch(lengths=(7, 5), padding="left")
+    found = exported(engine, "llama", make_rule("mean", steps=2, layers=1), 7, dynamic_batch=True)
+    batch = make_batch(lengths=(7, 5), padding="left")
     ids, attended, trains = (tensor[1:] for tensor in tensors(batch))
     first, second = (
         run_exported(found.model, (torch.where(attended == 1, ids, number), attended, trains))[0]
@@ -173,7 +174,7 @@ def run_alone(graph: Path, text: Path, logits: Path) -> list[float]:
 
 
 def test_the_example_needs_neither_torch_nor_this_package(tmp_path: Path) -> None:
-    rule, model = make_rule("default"), make_model("llama", torch.float32)
+    rule, model = make_rule("default", layers=1), make_model("llama", torch.float32)
     batch = make_batch(lengths=(8,), padding="left")
     graph, text = tmp_path / "model.onnx", tmp_path / "model.json"
     graph.write_bytes(exported("network", "llama", rule, 8).model.SerializeToString())
@@ -212,8 +213,8 @@ def test_nano_llama_learns_in_a_runtime_without_torch(tmp_path: Path) -> None:
 def test_the_perplexity_falls_as_in_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tintformer.bundled import read_text
     from tintformer.cli import main
-    from tintformer.cli.demo import show
     from tintformer.learning.text import find_tokenizer
+    from tintlab.cli.demo import show
 
     demo = show(load("nano-llama"), find_tokenizer("nano-llama"), "visit", None, lambda _: None)
     (tmp_path / "visit.txt").write_text(read_text("visit"), encoding="utf-8")

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import DESCENTS, assert_same, call, covering, make_batch, make_model, make_rule, some
+from cases import DESCENTS, assert_same, call, make_batch, make_model, make_rule, some, swept
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -40,10 +40,11 @@ CASES = [
 ]
 
 
-def make(name: str, rule: str = "default", **knobs: Any) -> tuple[tint.Network, Batch, Any]:
+def make(name: str, rule: str = "default", layers: int | None = None, **knobs: Any) -> tuple[tint.Network, Batch, Any]:
     """A network, and a batch of three documents of different lengths, with its flags."""
     data = make_batch()
-    network = tint.compile(make_model(name), make_rule(rule), max_tokens=data["input_ids"].shape[1], **knobs)
+    learn = make_rule(rule, layers=layers)
+    network = tint.compile(make_model(name), learn, max_tokens=data["input_ids"].shape[1], **knobs)
     batch = Batch.of(network.auxiliary, **data)
     return network, batch, network.flags(batch)
 
@@ -116,7 +117,14 @@ def watched(network: tint.Network) -> Iterator[Reach]:
             hook.remove()
 
 
-@pytest.mark.parametrize(("case", "form"), covering(CASES, ["structured", "dense"]))
+@pytest.mark.parametrize(
+    ("case", "form"),
+    [
+        *((case, "structured") for case in CASES),
+        (("mistral", "norm-scale"), "dense"),
+        *swept((case, "dense") for case in CASES if case[0] != "mistral"),
+    ],
+)
 def test_a_layer_reads_the_stream_and_its_own_constants(case: tuple[str, str], form: str) -> None:
     network, batch, flags = make(*case, dense=form == "dense")
     with torch.no_grad(), watched(network) as reach:
@@ -222,14 +230,15 @@ def test_a_shift_of_tokens_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("name", "rule"), some(CASES, 3))
+@pytest.mark.parametrize("layers", some([1, None]))
 @torch.no_grad()
-def test_every_layer_is_the_one_of_a_textbook(name: str, rule: str) -> None:
-    assert_textbook(*make(name, rule))
+def test_every_layer_is_the_one_of_a_textbook(name: str, rule: str, layers: int | None) -> None:
+    assert_textbook(*make(name, rule, layers))
 
 
 @torch.no_grad()
 def test_momentum_and_decay_are_layers_of_a_textbook_too() -> None:
-    rule = make_rule("full", steps=2, **DESCENTS["all"])
+    rule = make_rule("default", steps=2, layers=1, **DESCENTS["all"])
     network = tint.compile(make_model("gpt2"), rule, max_tokens=11)
     batch = Batch.of(network.auxiliary, **make_batch())
     assert network.frame.weight_slots == 3 * network.frame.stack

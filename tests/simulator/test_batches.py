@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from cases import TOKENS, VOCABULARY, alone, build_model, call, make_batch, make_model, make_rule, some
+from cases import TOKENS, VOCABULARY, alone, build_model, call, covering, make_batch, make_model, make_rule, some
 from torch import nn
 
 import tintformer as tint
@@ -33,13 +33,14 @@ def assert_each_alone(simulator: Any, batch: dict[str, Any], *, tolerance: float
             torch.testing.assert_close(updates[name], update, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("knobs", BUILT, ids=["lean", "paper"])
-@pytest.mark.parametrize("padding", some(["left", "right"]))
 @pytest.mark.parametrize(
-    ("name", "rule"), [("gpt2", "default"), ("gpt2", "full"), ("mistral", "full"), ("bloom", "paper")]
+    ("case", "built"),
+    covering([("gpt2", "default"), ("gpt2", "full"), ("mistral", "full"), ("bloom", "paper")], range(len(BUILT))),
 )
-def test_a_padded_batch_equals_each_sequence_alone(name: str, rule: str, padding: str, knobs: dict[str, Any]) -> None:
-    simulator = tint.build(make_model(name), make_rule(rule), **knobs)
+@pytest.mark.parametrize("padding", some(["left", "right"]))
+def test_a_padded_batch_equals_each_sequence_alone(case: tuple[str, str], built: int, padding: str) -> None:
+    name, rule = case
+    simulator = tint.build(make_model(name), make_rule(rule), **BUILT[built])
     # The exact attention gradient is a difference with a small step, which brings out the last digits.
     assert_each_alone(simulator, make_batch(padding=padding), tolerance=1e-9 if rule == "full" else 1e-11)
 
@@ -55,8 +56,7 @@ def packed(*, shared: bool) -> dict[str, Any]:
     return batch
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["apart", "shared-bos"])
-@pytest.mark.parametrize("name", ["gpt2", "qwen3", "bloom", "gpt_neo"])
+@pytest.mark.parametrize(("name", "shared"), covering(["gpt2", "qwen3", "bloom", "gpt_neo"], [False, True]))
 def test_packed_segments(name: str, shared: bool) -> None:
     simulator, batch = tint.build(make_model(name), make_rule("default", steps=2)), packed(shared=shared)
     assert_each_alone(simulator, batch)

@@ -9,12 +9,12 @@ import json
 import os
 import pickle
 import random
-import subprocess
-import sys
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from cases import MODELS, assert_same, call, make_batch, make_model, make_rule, some
@@ -50,21 +50,6 @@ SAVED: dict[str, dict[str, Any]] = {
     "bloom-stored": {"model": "bloom", "rule": "norm-scale", "transposition": "stored", "dtype": torch.float32},
 }
 """Tied and untied heads and blocks, both layouts, with and without the constructed tensors, both dtypes."""
-
-IN_ANOTHER_PROCESS = """
-import json, sys
-import torch
-import tintformer as tint
-from safetensors.torch import save_file
-from test_checkpoint import computed, identity
-torch.set_num_threads(1)
-identities = {}
-for path in sys.argv[1:]:
-    simulator = tint.Simulator.from_pretrained(path)
-    identities[path] = identity(simulator)
-    save_file(computed(simulator), f"{path}.computed")
-print(json.dumps(identities))
-"""
 
 
 def digest(tensors: dict[str, Tensor]) -> str:
@@ -107,22 +92,23 @@ def make(name: str) -> tuple[Any, bool]:
     return tint.build(model, make_rule(knobs.pop("rule")), **knobs), full
 
 
+def load_and_compute(place: Path) -> dict[str, dict[str, str]]:
+    """The identities of all that are stored; what they compute goes into files beside them."""
+    identities = {}
+    for name in SAVED:
+        simulator = tint.Simulator.from_pretrained(place / name)
+        identities[name] = identity(simulator)
+        save_file(computed(simulator), place / f"{name}.computed")
+    return identities
+
+
 def test_the_same_simulators_in_another_process(tmp_path: Path) -> None:
     expected, simulators = {}, {}
     for name in SAVED:
         simulators[name], full = make(name)
         simulators[name].save_pretrained(tmp_path / name, full=full)
         expected[name] = identity(simulators[name])
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", IN_ANOTHER_PROCESS, *SAVED],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == expected
+    assert forked.result_of(load_and_compute, tmp_path) == expected
     for name, simulator in simulators.items():
         assert_computes(simulator, load_file(tmp_path / f"{name}.computed"))
     assert len({bits["parameters"] for bits in expected.values()}) == len(SAVED)
@@ -189,10 +175,16 @@ def test_two_files_and_nothing_pickled(tmp_path: Path, monkeypatch: pytest.Monke
 # What is refused.
 
 
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("intact")
+    make("gpt2-lean")[0].save_pretrained(place)
+    return place
+
+
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    make("gpt2-lean")[0].save_pretrained(tmp_path / "saved")
-    return tmp_path / "saved"
+def saved(tmp_path: Path, intact: Path) -> Path:
+    return shutil.copytree(intact, tmp_path / "saved")
 
 
 def cut(name: str, keep: Callable[[int], int]) -> Callable[[Path], None]:

@@ -206,8 +206,10 @@ def test_heads_too_wide_for_the_papers_layout_are_refused() -> None:
 # Regions.
 
 
-@pytest.mark.parametrize("rule", some(["full", "paper", "default", "central-relative", "perturbed-relative"], keep=2))
-@pytest.mark.parametrize("name", [*FAMILIES, "bloom"])
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    covering([*FAMILIES, "bloom"], ["full", "paper", "default", "central-relative", "perturbed-relative"]),
+)
 def test_what_is_needed_at_the_same_time_has_slots_of_its_own(name: str, rule: str) -> None:
     """Given quantities never share a slot, nor do results; ports read where the module says the region stands."""
     simulator = tint.build(make_model(name), make_rule(rule), layout="paper", stack=2)

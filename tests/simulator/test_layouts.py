@@ -16,9 +16,8 @@ from tintformer.simulator.geometry import Geometry
 from tintformer.simulator.layouts import Layout
 from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward
 from tintformer.simulator.modules.movement import Movement
-from tintformer.simulator.pieces import Cut, PieceStream
 from tintformer.simulator.primitives.attention import Attention, Port, linear
-from tintformer.simulator.regions import PREFIX
+from tintformer.simulator.regions import PREFIX, Cut, PieceStream
 from tintformer.simulator.wiring import WiredOp
 
 LAYOUTS = ["lean", "paper"]

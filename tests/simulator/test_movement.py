@@ -23,9 +23,10 @@ from cases import (
 )
 
 import tintformer as tint
-from tintformer.analysis.accounting import SLOTS, count
-from tintformer.analysis.inspection import plan
+import tintlab as lab
 from tintformer.storage.configs import meta_auxiliary
+from tintlab.checks.accounting.simulator_size import SLOTS, count
+from tintlab.checks.inspect.inspection import plan
 
 STEPS = 3
 
@@ -95,7 +96,7 @@ def test_velocity_and_base_are_slots_of_prefix_tokens(layout: Any) -> None:
         counted = count(built)
         assert counted.structural == built.num_structural and counted.auxiliary == built.num_auxiliary
         shapes = meta_auxiliary(make_config("gpt2"), "gpt2")
-        assert tint.count_parameters(shapes, rule=rule, layout=layout, stack=3).parts == counted.parts
+        assert lab.count_parameters(shapes, rule=rule, layout=layout, stack=3).parts == counted.parts
         held = next(op.prefix for op in plan(built) if op.op == "blocks.0.value")
         assert held is not None and len(held.holds) == 3 * (1 + more)
 
@@ -114,7 +115,7 @@ def test_a_rate_of_its_own_is_one_number_and_not_another_module() -> None:
 def test_every_difference_from_the_formula_is_named() -> None:
     rule = make_rule("full", **DESCENTS["all"])
     shapes = meta_auxiliary(make_config("gpt2"), "gpt2")
-    counted = tint.count_parameters(shapes, rule=rule, layout="paper", stack=3, tie_blocks=False)
+    counted = lab.count_parameters(shapes, rule=rule, layout="paper", stack=3, tie_blocks=False)
     reasons = {each.reason: each.parameters for each in counted.differences}
     assert counted.formula is not None
     assert sum(reasons.values()) == counted.structural - counted.formula

@@ -23,10 +23,9 @@ from tintformer.simulator.geometry import Geometry, LayoutName
 from tintformer.simulator.layouts import Layout
 from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward
 from tintformer.simulator.modules.movement import Movement
-from tintformer.simulator.pieces import Cut
 from tintformer.simulator.primitives.attention import Attention, Positional, linear
 from tintformer.simulator.primitives.tokenwise import DimensionWise
-from tintformer.simulator.regions import PREFIX, Region
+from tintformer.simulator.regions import PREFIX, Cut, Region
 from tintformer.simulator.wiring import WiredOp
 
 RULE = LearningRule(learning_rate=0.03)

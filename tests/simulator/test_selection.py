@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import call, make_batch, make_model, make_rule
+from cases import call, covering, make_batch, make_model, make_rule
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -24,8 +24,8 @@ from tintformer.simulator.geometry import Geometry
 from tintformer.simulator.layouts import Layout
 from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward
 from tintformer.simulator.modules.movement import Movement
-from tintformer.simulator.pieces import Cut, PieceStream
 from tintformer.simulator.primitives.attention import Attention, linear
+from tintformer.simulator.regions import Cut, PieceStream
 from tintformer.simulator.wiring import WiredOp
 
 DTYPES = [torch.float64, torch.float32]
@@ -163,10 +163,9 @@ def test_prefix_tokens_are_never_copied() -> None:
     assert len(seen) > 20 and all(seen)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", ["gpt2", "llama-grouped", "opt-350m-kind", "bloom"])
+@pytest.mark.parametrize(("name", "dtype"), covering(["gpt2", "llama-grouped", "opt-350m-kind", "bloom"], DTYPES))
 def test_a_whole_pass_is_the_same(name: str, dtype: torch.dtype) -> None:
-    model = make_model(name).to(dtype)
+    model = make_model(name, dtype)
     selecting, multiplying = (tint.build(model, make_rule("default", steps=2)) for _ in range(2))
     for module in multiplying.modules():
         if isinstance(module, Attention):

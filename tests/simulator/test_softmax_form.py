@@ -23,8 +23,8 @@ from tintformer.simulator.geometry import Geometry
 from tintformer.simulator.layouts import Layout
 from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward
 from tintformer.simulator.modules.movement import Movement
-from tintformer.simulator.pieces import Cut, PieceStream
 from tintformer.simulator.primitives.attention import Weigh, linear, linear_as_softmax
+from tintformer.simulator.regions import Cut, PieceStream
 from tintformer.simulator.wiring import WiredOp
 
 FORMS = ["printed", "pair"]

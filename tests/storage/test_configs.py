@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import FIRST, make_config, size_keys
+import torch
+from cases import FIRST, every, make_config, size_keys
 
 import tintformer as tint
 from tintformer.auxiliary.description import ops
 from tintformer.auxiliary.families import families
 from tintformer.auxiliary.ops import Linear
+from tintformer.storage import configs
 from tintformer.storage.configs import KNOWN_MODELS, known_config, meta_auxiliary, read_config
 
 COUNTS = {
@@ -93,7 +95,7 @@ def closed_form(config: Any) -> int:
     return layers * (12 * width**2 + (biases + 4) * width) + (rows + 2) * width
 
 
-@pytest.mark.parametrize("name", KNOWN_MODELS)
+@pytest.mark.parametrize("name", every(4, KNOWN_MODELS))
 def test_every_known_model_has_its_published_size(name: str) -> None:
     auxiliary = meta_auxiliary(read_config(name), name)
     assert auxiliary.device.type == "meta"
@@ -213,3 +215,14 @@ def test_a_configuration_that_cannot_be_built() -> None:
 
 def test_bundled_models_are_known_too() -> None:
     assert read_config("nano-llama").num_key_value_heads == 2
+
+
+def test_what_no_memory_of_this_machine_can_hold_is_refused_up_front(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(configs, "total_memory", lambda: 10**9)
+    with pytest.raises(
+        tint.LoadError, match=r"the weights of gpt2-medium take 1\.42 GB in float32, but there are 1\.00"
+    ):
+        configs.refuse_the_impossible("gpt2-medium", torch.float32)
+    configs.refuse_the_impossible("gpt2-medium", torch.bfloat16)
+    configs.refuse_the_impossible("nano-llama", torch.float32)
+    configs.refuse_the_impossible("nobody/knows", torch.float32)

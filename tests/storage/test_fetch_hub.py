@@ -12,24 +12,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import forked
 import pytest
-from patience import PATIENCE
 from serving import Site, put_hub_model, serving
 from test_fetch import check_refusal
 from tiny import save_model
 
+import tintformer
 from tintformer.errors import InputError
-from tintformer.experiments.data_fetching import DataToFetch, data_to_fetch, fetch_data
-from tintformer.experiments.sources import Hub, read_hub
-from tintformer.experiments.tasks import load_task
+from tintformer.learning.text import find_tokenizer
+from tintlab.data.data_fetching import DataToFetch, data_to_fetch, fetch_data
+from tintlab.data.sources import Hub, read_hub
+from tintlab.data.tasks import load_task
 
-TINT = Path(sys.executable).with_name("tint")
 NAME = "ada/tiny"
 MAIN, CONVERTED = "a" * 40, "b" * 40
-LOAD = (
-    "import sys, tintformer\nfrom tintformer.learning.text import find_tokenizer\n"
-    "print(tintformer.load(sys.argv[1]).name, len(find_tokenizer(sys.argv[1])))"
-)
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -49,16 +46,26 @@ def site() -> Generator[Site]:
 
 
 @pytest.fixture
-def run(site: Site, tmp_path: Path) -> Run:
+def run(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a command with this hub and with caches of its own."""
 
-    def start(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        own = {"HF_ENDPOINT": site.address, "HF_HOME": str(tmp_path / "hf"), "TINTFORMER_CACHE": str(tmp_path / "own")}
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
-        environment = {**clean, **own, "HF_HUB_DISABLE_XET": "1", **environment}
-        return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, env=environment)
+    for name in [name for name in os.environ if name.startswith(("HF_", "TRANSFORMERS_"))]:
+        monkeypatch.delenv(name)
+    own = {"HF_ENDPOINT": site.address, "HF_HOME": str(tmp_path / "hf"), "TINTFORMER_CACHE": str(tmp_path / "own")}
+    for name, value in {**own, "HF_HUB_DISABLE_XET": "1"}.items():
+        monkeypatch.setenv(name, value)
+    return lambda *words, **variables: forked.tint(*words, variables=variables)
 
-    return start
+
+def load_offline() -> str:
+    """Load the model in a process that has no connection; returns its name."""
+
+    def load() -> None:
+        print(tintformer.load(NAME).name, len(find_tokenizer(NAME)))
+
+    done = forked.Fork(load, variables={"HF_HUB_OFFLINE": "1"}).end()
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()[0]
 
 
 def offer_conversion(site: Site, author: str) -> None:
@@ -77,7 +84,7 @@ def offer_conversion(site: Site, author: str) -> None:
 
 def test_a_model_of_the_hub_is_fetched_without_pickles_and_loads_offline(run: Run, site: Site, model: Path) -> None:
     put_hub_model(site, NAME, "main", MAIN, model)
-    done = run(str(TINT), "fetch", NAME, "--json")
+    done = run("fetch", NAME, "--json")
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)
     assert row["name"] == NAME and row["status"] == "fetched"
@@ -87,18 +94,16 @@ def test_a_model_of_the_hub_is_fetched_without_pickles_and_loads_offline(run: Ru
     assert wanted <= found and not any(name.endswith((".bin", ".msgpack", ".h5", ".py")) for name in found)
     assert "consolidated.safetensors" not in found
 
-    loaded = run(sys.executable, "-c", LOAD, NAME, HF_HUB_OFFLINE="1")
-    assert loaded.returncode == 0, loaded.stderr
-    assert loaded.stdout.split()[0] == NAME
+    assert load_offline() == NAME
 
     asked = len(site.asked)
-    again = run(str(TINT), "fetch", NAME, HF_HUB_OFFLINE="1")
+    again = run("fetch", NAME, HF_HUB_OFFLINE="1")
     assert again.stdout == f"{NAME} is there already: {place}\n" and len(site.asked) == asked
 
     weights = place / "model.safetensors"
     right = weights.read_bytes()
     weights.write_bytes(right[:-1] + b"?")  # the blob behind the link
-    repaired = run(str(TINT), "fetch", NAME)
+    repaired = run("fetch", NAME)
     assert repaired.returncode == 0, repaired.stderr
     assert weights.read_bytes() == right
 
@@ -113,21 +118,20 @@ def test_safetensors_that_the_hub_has_converted(run: Run, site: Site, model: Pat
     put_hub_model(site, NAME, "main", MAIN, pickled)
     put_hub_model(site, NAME, "refs/pr/3", CONVERTED, model)
     offer_conversion(site, "somebody")
-    check_refusal(run(str(TINT), "fetch", NAME), f"{NAME} has no safetensors on the hub", "pickled weights are not")
+    check_refusal(run("fetch", NAME), f"{NAME} has no safetensors on the hub", "pickled weights are not")
     offer_conversion(site, "SFconvertbot")
-    done = run(str(TINT), "fetch", NAME)
+    done = run("fetch", NAME)
     assert done.returncode == 0, done.stderr
-    loaded = run(sys.executable, "-c", LOAD, NAME, HF_HUB_OFFLINE="1")
-    assert loaded.returncode == 0, loaded.stderr
-    assert "already" in run(str(TINT), "fetch", NAME, HF_HUB_OFFLINE="1").stdout
+    assert load_offline() == NAME
+    assert "already" in run("fetch", NAME, HF_HUB_OFFLINE="1").stdout
 
 
 def test_without_the_hub(run: Run, tmp_path: Path) -> None:
     remedy = f"check the name and the connection, then run `tint fetch {NAME}` again"
-    check_refusal(run(str(TINT), "fetch", NAME), f"cannot fetch '{NAME}' from the hub (", "404", remedy)
+    check_refusal(run("fetch", NAME), f"cannot fetch '{NAME}' from the hub (", "404", remedy)
     nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9"}
-    check_refusal(run(str(TINT), "fetch", NAME, **nowhere), "Connection refused", remedy)
-    check_refusal(run(str(TINT), "fetch", NAME, HF_HUB_OFFLINE="1"), "HF_HUB_OFFLINE", remedy)
+    check_refusal(run("fetch", NAME, **nowhere), "Connection refused", remedy)
+    check_refusal(run("fetch", NAME, HF_HUB_OFFLINE="1"), "HF_HUB_OFFLINE", remedy)
     assert not (tmp_path / "own").exists()
 
 

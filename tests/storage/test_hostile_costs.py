@@ -17,6 +17,7 @@ from hostile import edit, write
 from limits import MAX_BYTES, MAX_SECONDS, Outcome, measure
 from tiny import save_model
 
+import tintformer
 from tintformer.learning.text import encode, find_tokenizer
 
 Damage = Callable[[Path], Any]
@@ -186,7 +187,7 @@ TOKENIZERS: dict[str, tuple[Damage, str]] = {
 
 
 def _measure_all(
-    root: Path, cases: dict[str, tuple[Damage, str]], make: Callable[[Path], Path], function: str
+    root: Path, cases: dict[str, tuple[Damage, str]], make: Callable[[Path], Path], function: Callable[[str], Any]
 ) -> dict[str, Outcome]:
     directories: list[Path] = []
     for number, (damage, _) in enumerate(cases.values()):
@@ -208,7 +209,7 @@ def gguf(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
         return directory
 
     cases = {name: (write("model.gguf", data), message) for name, (data, message) in GGUF.items()}
-    return _measure_all(tmp_path_factory.mktemp("gguf"), cases, make, "tintformer:load")
+    return _measure_all(tmp_path_factory.mktemp("gguf"), cases, make, tintformer.load)
 
 
 @pytest.fixture(scope="module")
@@ -217,13 +218,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
         make_model("llama", torch.float32).to(torch.float32).save_pretrained(directory)
         return directory
 
-    return _measure_all(tmp_path_factory.mktemp("models"), MODELS, make, "tintformer:load")
+    return _measure_all(tmp_path_factory.mktemp("models"), MODELS, make, tintformer.load)
 
 
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     root = tmp_path_factory.mktemp("tokenizers")
-    return _measure_all(root, TOKENIZERS, save_model, "storage.test_hostile_costs:read_tokenizer")
+    return _measure_all(root, TOKENIZERS, save_model, read_tokenizer)
 
 
 @pytest.mark.parametrize("case", GGUF)

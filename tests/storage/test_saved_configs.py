@@ -15,7 +15,7 @@ import numpy
 import pytest
 import torch
 import transformers
-from cases import MODELS, TOKENS, VOCABULARY, assert_same, make_batch, make_rule
+from cases import MODELS, TOKENS, VOCABULARY, assert_same, every, make_batch, make_rule
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from misaligned import misalign
@@ -202,7 +202,7 @@ def logits(of: Any) -> Any:
     return of(batch.pop("input_ids"), **batch).logits
 
 
-@pytest.mark.parametrize("family", SWITCHES)
+@pytest.mark.parametrize("family", every(3, SWITCHES))
 @pytest.mark.parametrize("examples", [1, pytest.param(60, marks=pytest.mark.sweep)])
 def test_every_configuration_comes_back(family: str, examples: int) -> None:
     # Without shrinking, which would take minutes to say which of a few switches it was.

@@ -14,20 +14,21 @@ from typing import Any
 
 import pytest
 import torch
+from cases import every
 from fuzzing.bases import save_gguf
 from patience import PATIENCE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tintformer as tint
-from tintformer.cli.fetch import fetch_by_name
-from tintformer.experiments.open_models import model_identity
 from tintformer.learning.text import find_tokenizer
 from tintformer.learning.update_files import base_hash
 from tintformer.storage import unpacking
 from tintformer.storage.loading import unpack_gguf
 from tintformer.storage.packages import PACKAGES, Package
 from tintformer.storage.unpacking import NOTE, Fingerprint, plain_copy
+from tintlab.cli.fetch import fetch_by_name
+from tintlab.data.models import model_identity
 
 TOKENS = ["<s>", *sorted(ByteLevel.alphabet()), "ab"]
 IDS = torch.arange(1, 11)[None]
@@ -159,7 +160,7 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("damage", every(2, DAMAGE))
 def test_a_damaged_copy_is_made_again(packed: Path, made: list[Path], damage: str) -> None:
     expected = by_transformers(packed)
     tint.load(packed)

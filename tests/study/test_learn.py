@@ -171,18 +171,6 @@ def test_what_it_shows_of_itself(model: tint.Auxiliary, result: tint.LearnResult
     assert "<script>" not in html and "<b>keeper" not in html and "&lt;" in html
 
 
-def test_the_report_is_that_of_the_command(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = tint.learn(str(directory), TEXT, learning_rate=RATE)
-    page = result.report(tmp_path / "python", cosine=False)
-    words = ["report", directory, TEXT, "--learning-rate", RATE, "--no-cosine", "-o", tmp_path / "command"]
-    monkeypatch.setattr(sys, "argv", ["tint", *map(str, words)])
-    with pytest.raises(SystemExit):
-        main()
-    files = sorted(path.name for path in (tmp_path / "command").iterdir())
-    assert [path.name for path in sorted(page.parent.iterdir())] == files
-    assert page.read_text(encoding="utf-8") == (tmp_path / "command" / page.name).read_text(encoding="utf-8")
-
-
 def test_the_simulator_and_its_knobs(model: tint.Auxiliary, result: tint.LearnResult) -> None:
     built = tint.learn(model, TEXT, learning_rate=RATE, engine="simulator", stack=2)
     assert built.construction is not None and built.construction["stack"] == 2
@@ -220,10 +208,8 @@ def test_bad_input_is_one_line(model: tint.Auxiliary, text: Any, keywords: dict[
     assert "\n" not in str(raised.value)
 
 
-def test_an_update_that_was_learnt_earlier_has_no_report(model: tint.Auxiliary, result: tint.LearnResult) -> None:
+def test_a_text_scored_by_an_earlier_update_says_so(model: tint.Auxiliary, result: tint.LearnResult) -> None:
     from tintformer.study.learn import score_text
 
     scored = score_text(model, TEXT, result.tuned)
     assert "with an update learnt earlier" in repr(scored) and scored.train_tokens == 0
-    with pytest.raises(tint.TintError, match="nothing was learnt from this text"):
-        scored.report("nowhere")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import VOCABULARY, make_model, make_rule
+from cases import VOCABULARY, covering, make_model, make_rule
 
 import tintformer as tint
 from tintformer.learning.streams import StreamSettings
@@ -40,13 +40,17 @@ def losses(reading: TextStream) -> list[Any]:
     return [(each.name, each.before, each.after) for each in reading.scores()]
 
 
-@pytest.mark.parametrize("carry", CARRIES)
-def test_it_goes_on_to_the_bit_wherever_it_was_killed(model: Any, carry: str, tmp_path: Path) -> None:
+CHUNKS = 7 + 3 + 4
+
+
+@pytest.mark.parametrize(("carry", "kills"), covering(CARRIES, [(1, 8), (7, CHUNKS)]))
+def test_it_goes_on_to_the_bit_wherever_it_was_killed(
+    model: Any, carry: str, kills: tuple[int, ...], tmp_path: Path
+) -> None:
     rule, settings = make_rule("full", momentum=0.9, decay=0.01), replace(SETTINGS, carry=carry)
     whole = TextStream(model, rule, DOCUMENTS, settings)
     whole.read()
-    chunks = 7 + 3 + 4
-    for killed_at in (1, 7, 8, chunks):
+    for killed_at in kills:
         file = tmp_path / f"state-{killed_at}"
         seen: list[int] = []
 

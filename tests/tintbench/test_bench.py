@@ -23,8 +23,8 @@ from tintbench.speed_tables import markdown, save, table_rows
 from tintbench.stream_methods import ExplicitReader
 from tintbench.timed_methods import methods_of, prepare
 from tintformer import LearningRule, Tint, TintError, load
-from tintformer.analysis.baselines import Explicit, PerSample, all_names, block_names, rule_names
-from tintformer.cli.bench import bench
+from tintlab.cli.bench import bench
+from tintlab.methods.fine_tuning import Explicit, PerSample, all_names, block_names, rule_names
 
 FAMILIES = ["gpt2", "opt", "llama-grouped"]
 RATE = 2e-3

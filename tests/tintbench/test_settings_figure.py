@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tintbench.settings_figure import read_points
-from tintformer.experiments.result_figures import settings_figure
+from tintlab.kinds.icl_figures import settings_figure
 
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "in-context-learning.md"
 

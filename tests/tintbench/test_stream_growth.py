@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import make_model, make_rule
+from cases import covering, make_model, make_rule
 
 from tintbench.stream_growth import AROUND, read_chunks, table
 from tintformer import Tint
@@ -15,8 +15,7 @@ from tintformer import Tint
 OPTIMISERS: list[dict[str, Any]] = [{}, {"decay": 0.1}, {"momentum": 0.9}, {"optimizer": "adam"}, {"optimizer": "muon"}]
 
 
-@pytest.mark.parametrize("knobs", OPTIMISERS, ids=str)
-@pytest.mark.parametrize("name", ["llama-grouped", "qwen3"])
+@pytest.mark.parametrize(("name", "knobs"), covering(["llama-grouped", "qwen3"], OPTIMISERS))
 def test_what_a_stream_carries_does_not_grow(name: str, knobs: dict[str, Any]) -> None:
     tint = Tint(make_model(name, torch.float32), make_rule("default", learning_rate=1e-5, **knobs))
     found = read_chunks(tint, 40, 8, 32)

@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import typer
 from cases import some
-from patience import PATIENCE
 from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
@@ -75,8 +75,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def start(data: Path, run: Path, preset: str) -> subprocess.Popen:
+def start(data: Path, run: Path, preset: str) -> forked.Fork:
+    """Training as `python -m training.train` does it."""
     arguments = [
+        "train",
         str(data / "mill.train.txt"),
         "--held-out",
         str(data / "mill.held-out.txt"),
@@ -86,14 +88,16 @@ def start(data: Path, run: Path, preset: str) -> subprocess.Popen:
         "--run",
         str(run),
     ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        [sys.executable, "-m", "training.train", *arguments], env=environment, stderr=subprocess.PIPE, text=True
-    )
+
+    def work() -> None:
+        sys.argv = arguments
+        typer.run(train.main)
+
+    return forked.Fork(work)
 
 
-def finish(process: subprocess.Popen) -> None:
-    _, errors = process.communicate(timeout=PATIENCE)
+def finish(process: forked.Fork) -> None:
+    _, errors = process.communicate()
     assert process.returncode == 0, errors
 
 
@@ -131,6 +135,7 @@ def uninterrupted(whole_run: Callable[[str], Path]) -> Path:
     return whole_run("nano-gpt2")
 
 
+@forked.needs_fork
 def test_a_run_logs_every_step_and_leaves_nothing_half_written(uninterrupted: Path) -> None:
     records = losses(uninterrupted)
     assert [record["step"] for record in records] == list(range(STEPS))
@@ -139,6 +144,7 @@ def test_a_run_logs_every_step_and_leaves_nothing_half_written(uninterrupted: Pa
     assert {path.name for path in uninterrupted.iterdir()} == FILES
 
 
+@forked.needs_fork
 @pytest.mark.parametrize("preset", some(list(PRESETS)))
 @pytest.mark.sweep
 def test_a_killed_run_continues_with_the_same_losses_and_weights(
@@ -150,8 +156,8 @@ def test_a_killed_run_continues_with_the_same_losses_and_weights(
     while not log.exists() or log.read_text().count("\n") < 5:
         assert process.poll() is None
         time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.kill()
+    process.wait()
     assert process.returncode == -signal.SIGKILL
     assert 5 <= log.read_text().count("\n") < STEPS
     with log.open("a") as torn:
@@ -185,11 +191,13 @@ def test_two_processes_do_not_train_in_one_folder(data: Path, tmp_path: Path) ->
         pass
 
 
+@forked.needs_fork
 def test_a_folder_continues_its_own_run_only(data: Path, uninterrupted: Path) -> None:
     result = call(train.main, data / "mill.train.txt", *OPTIONS, "--seed", "5", "--run", uninterrupted)
     assert_one_line(result, "other settings")
 
 
+@forked.needs_fork
 def test_export_writes_a_model_whose_card_states_the_losses(data: Path, uninterrupted: Path, tmp_path: Path) -> None:
     target = tmp_path / "models" / "mill"
     result = call(export.main, uninterrupted, "--data", data, "--into", target)

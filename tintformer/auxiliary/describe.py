@@ -26,7 +26,7 @@ from tintformer.auxiliary.ops import (
     Weight,
 )
 from tintformer.auxiliary.placement import placed_parameters
-from tintformer.auxiliary.widths import check_widths
+from tintformer.auxiliary.validation import check_widths
 
 RESIDUAL: tuple[Step, ...] = ()
 """The branch that passes its input on."""

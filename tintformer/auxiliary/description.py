@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from tintformer.auxiliary.generation import continue_text
 from tintformer.auxiliary.model_record import ModelRecord
 from tintformer.auxiliary.ops import Attend, Fork, Linear, Move, Norm, Op, Rotary, Step, Weight
+from tintformer.auxiliary.text import continue_text
 from tintformer.errors import InputError, LoadError, TintError
 
 

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from tintformer.auxiliary.description import Auxiliary, Embedding, Head
 from tintformer.auxiliary.model_record import ModelRecord
 from tintformer.auxiliary.ops import Activation, Linear, Step, Weight
-from tintformer.auxiliary.validation import COMPUTED
-from tintformer.auxiliary.widths import check_widths
+from tintformer.auxiliary.validation import COMPUTED, check_widths
 from tintformer.errors import InputError, UnsupportedModelError, brief
 from tintformer.typed_fields import Range, checked
 

@@ -12,8 +12,9 @@ TEXTS = ("address", "visit")
 """What the demo reads: texts that were written for it, with names that come back."""
 
 RATE_TEXTS = ("address", "visit", "ferry", "salt", "minutes", "opinions")
-"""What `tint rates` measures on where no texts are given, besides code of the package itself: written for it, too."""
-_CODE = ("learning/tuned.py", "execution/batch.py", "engines/reference.py", "rule/attention.py")
+"""What `tint rates` measures on where no texts are given, besides code: written for it, too."""
+_CODE = ("tuned.py", "batch.py", "reference.py", "attention.py")
+"""Code of an early version of the package, as copies of their own: a change of the package moves no measured rate."""
 
 
 def bundled_directory(name: str) -> Path | None:
@@ -23,13 +24,16 @@ def bundled_directory(name: str) -> Path | None:
 
 def read_text(name: str) -> str:
     """One of the texts that the demo reads."""
-    return (Path(str(files(__name__))) / "texts" / f"{name}.txt").read_text(encoding="utf-8").rstrip()
+    return _file(name).rstrip()
 
 
 def rate_texts() -> list[str]:
     """The texts that rates are measured on: stories, an article, minutes, opinions, and code."""
-    package = Path(str(files(__name__))).parent
-    return [*map(read_text, RATE_TEXTS), *((package / path).read_text(encoding="utf-8") for path in _CODE)]
+    return [*map(read_text, RATE_TEXTS), *map(_file, _CODE)]
+
+
+def _file(name: str) -> str:
+    return (Path(str(files(__name__))) / "texts" / f"{name}.txt").read_text(encoding="utf-8")
 
 
 def rates_directory() -> Path:

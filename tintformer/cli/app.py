@@ -1,80 +1,72 @@
-"""The list of commands; each lives in a module of its own."""
+"""The command line as typer runs it: commands by name, each imported when it is asked for."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from tintformer.cli import (
-    adapt,
-    audit,
-    bench,
-    build,
-    compare,
-    demo,
-    evaluate,
-    export,
-    fetch,
-    inspect,
-    lm_eval,
-    models,
-    params,
-    plan,
-    probe,
-    rates,
-    report,
-    run,
-    statistics,
-    stream,
-    sweep,
-    verify,
-)
+from tintformer.cli.table import COMMANDS, Command
 from tintformer.console import working
 from tintformer.version import __version__
 
+
+class _Imported(Mapping[str, Any]):
+    """Commands by name, in the order of the list; looking one up imports it."""
+
+    def __init__(self) -> None:
+        tables = [COMMANDS, *(each.load() for each in entry_points(group="tintformer.commands"))]
+        rows: list[Command] = sorted((row for table in tables for row in table), key=lambda row: row.place)
+        self.rows = {row.name: row for row in rows}
+
+    def __getitem__(self, name: str) -> Any:
+        return _import_command(self.rows[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@cache
+def _import_command(row: Command) -> Any:
+    module, _, name = row.target.partition(":")
+    found = getattr(import_module(module), name)
+    group = found if isinstance(found, typer.Typer) else typer.Typer(add_completion=False)
+    if group is not found:
+        group.command(row.name)(found)
+    for command in group.registered_commands:
+        assert command.callback is not None
+        command.callback = working("starting")(command.callback)  # at once: what a command imports takes seconds
+    return typer.main.get_command(group)
+
+
+class _Commands(TyperGroup):
+    """The group `tint`; its help lists what the tables say, and imports nothing."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: Any = _Imported()
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self.commands = {row.name: TyperCommand(row.name, help=row.help) for row in self.commands.rows.values()}
+        super().format_help(ctx, formatter)
+
+
 app = typer.Typer(
+    cls=_Commands,
     name="tint",
     help="Transformers that train another transformer inside one forward pass.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("demo")(demo.demo)
-app.command("run")(run.run)
-app.command("report")(report.report)
-app.command("adapt")(adapt.adapt)
-app.command("stream")(stream.stream)
-app.command("statistics")(statistics.statistics)
-app.command("sweep")(sweep.sweep)
-app.command("build")(build.build)
-app.command("export")(export.export)
-app.command("params")(params.params)
-app.command("plan")(plan.plan)
-app.command("inspect")(inspect.inspect)
-app.command("verify")(verify.verify)
-app.command("audit")(audit.audit)
-app.command("compare")(compare.compare)
-app.command("probe")(probe.probe)
-app.command("rates")(rates.rates)
-app.command("models")(models.models)
-app.command("fetch")(fetch.fetch)
-app.command("bench")(bench.bench)
-app.add_typer(evaluate.evaluate, name="eval")
-app.command("lm-eval", no_args_is_help=True, context_settings=lm_eval.PASS_ON)(lm_eval.lm_eval)
-
-
-def _announce(group: typer.Typer) -> None:
-    """Have every command show at once that it works: what it imports takes seconds."""
-    for command in group.registered_commands:
-        assert command.callback is not None
-        command.callback = working("starting")(command.callback)
-    for inner in group.registered_groups:
-        assert inner.typer_instance is not None
-        _announce(inner.typer_instance)
-
-
-_announce(app)
 
 
 def _print_version(wanted: bool) -> None:

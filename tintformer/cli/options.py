@@ -246,3 +246,25 @@ def flag_of(name: str) -> str:
 def given_names(rule: Mapping[str, Any], **others: Any) -> list[str]:
     """The options that were given, as they are written on the command line."""
     return [flag_of(name) for name in (*(name for name, value in others.items() if value is not None), *rule)]
+
+
+Chunk = Annotated[int, typer.Option(help="Tokens that are scored together, before any of them is learnt from.")]
+Window = Annotated[
+    int | None,
+    typer.Option(help="Tokens of a chunk and its past together; default: the model's context, and at most 1,024."),
+]
+CarryOption = Annotated[
+    str,
+    typer.Option(
+        "--carry",
+        help="What a chunk sees of its past: none, recompute (read again with today's weights) or cache (keys and "
+        "values as they were read).",
+    ),
+]
+SpecialTokens = Annotated[
+    bool,
+    typer.Option(
+        "--special-tokens/--no-special-tokens",
+        help="Let the tokenizer put its own special tokens around each document, or leave the text as it is.",
+    ),
+]

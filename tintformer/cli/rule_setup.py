@@ -11,7 +11,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from tintformer.cli.options import DTYPES, RuleOptions
+from tintformer.cli.options import (
+    DTYPES,
+    RuleOptions,
+)
 from tintformer.console import complain, doing, print_table, say
 from tintformer.errors import LoadError, TintWarning, brief
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from tintformer.auxiliary.description import Auxiliary
     from tintformer.learning.rate_selection import RateChoice
     from tintformer.rule.learning_rule import LearningRule
+    from tintformer.study.text_stream import Document
 
 
 @contextmanager
@@ -48,7 +52,7 @@ def open_model(name: str, dtype: str, device: str | None = None) -> Auxiliary:
     check_place(dtype, device)
     import torch
 
-    from tintformer.analysis.planning.estimate import refuse_the_impossible
+    from tintformer.storage.configs import refuse_the_impossible
     from tintformer.storage.loading import load
 
     if device in (None, "cpu"):  # of other devices' memory nothing is known here
@@ -193,3 +197,13 @@ def _mark(point: dict[str, Any], rate: float) -> str:
 def shown(value: Any) -> str:
     """A number for a table; a non-finite one, null in the record, is infinite."""
     return "inf" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def encoded(auxiliary: Auxiliary, name: str, content: str, special: bool) -> Document:
+    """A text as its tokens."""
+    from tintformer.learning.text import encode
+    from tintformer.study.text_stream import Document
+
+    doing(f"tokenising {name}")
+    ids = encode(auxiliary.tokenizer, content, at_least=2, special=special).input_ids
+    return Document(name=name, input_ids=ids)

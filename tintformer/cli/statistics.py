@@ -7,9 +7,20 @@ from typing import Annotated
 
 import typer
 
-from tintformer.cli.options import Device, Dtype, Json, Model, RuleOptions, Text, rule_options
+from tintformer.cli.options import (
+    CarryOption,
+    Chunk,
+    Device,
+    Dtype,
+    Json,
+    Model,
+    RuleOptions,
+    SpecialTokens,
+    Text,
+    Window,
+    rule_options,
+)
 from tintformer.cli.rule_setup import open_model, provenance, warnings_as_lines
-from tintformer.cli.stream import CarryOption, Chunk, SpecialTokens, Window
 from tintformer.console import doing, print_json, say
 
 
@@ -34,7 +45,7 @@ def statistics(
     """Collect root mean squares of gradients on texts that will not be scored, for `--optimizer rms --statistics`."""
     import torch
 
-    from tintformer.cli.stream import encoded
+    from tintformer.cli.rule_setup import encoded
     from tintformer.learning.streams import StreamSettings
     from tintformer.learning.text import read_text
     from tintformer.storage.whole_files import check_file

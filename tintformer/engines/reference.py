@@ -25,9 +25,7 @@ from tintformer.execution.non_finite import check_model, gradient_error, is_fini
 from tintformer.execution.output import EngineResult, predict
 from tintformer.rule import activation, attention, head, linear, norm
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.optimiser import Moments, StepSize
-from tintformer.rule.statistics import by_weight
-from tintformer.rule.trainable import trained_weights
+from tintformer.rule.optimiser import Moments, StepSize, by_weight, trained_weights
 
 
 class ReferenceEngine:

@@ -16,8 +16,7 @@ from tintformer.engines.reference import TensorExecutor
 from tintformer.execution.batch import TracedBatch
 from tintformer.rule import head, linear
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.optimiser import Moments, StepSize, step_rate
-from tintformer.rule.trainable import trained_weights
+from tintformer.rule.optimiser import Moments, StepSize, step_rate, trained_weights
 
 
 class TracedExecutor(TensorExecutor):

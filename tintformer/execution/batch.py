@@ -19,8 +19,7 @@ from torch.nn import functional
 
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.errors import InputError, TintWarning
-from tintformer.execution.arrays import Array
-from tintformer.execution.token_arrays import SHARED, ids_of, mask_of, mask_or_all, token_ids
+from tintformer.execution.inputs import SHARED, Array, ids_of, mask_of, mask_or_all, token_ids
 from tintformer.rule.learning_rule import LearningRule
 
 

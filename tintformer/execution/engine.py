@@ -19,7 +19,7 @@ from tintformer.auxiliary.ops import Weight
 from tintformer.execution.batch import Batch
 from tintformer.execution.executor import Executor
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.trainable import trainable_weights
+from tintformer.rule.optimiser import trainable_weights
 
 if TYPE_CHECKING:
     from tintformer.execution.continuation import Continuation

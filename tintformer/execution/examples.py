@@ -16,9 +16,8 @@ from torch import Tensor
 
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.errors import InputError
-from tintformer.execution.arrays import Array, as_tensor
 from tintformer.execution.batch import Batch, LearningMasks, Masks, check_training
-from tintformer.execution.token_arrays import mask_of
+from tintformer.execution.inputs import Array, as_tensor, mask_of
 from tintformer.typed_fields import explained
 
 

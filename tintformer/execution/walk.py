@@ -14,7 +14,7 @@ from tintformer.auxiliary.ops import Fork, Move, Step
 from tintformer.execution.batch import Batch
 from tintformer.execution.executor import Executor, Stage
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.trainable import trained_weights
+from tintformer.rule.optimiser import trained_weights
 
 X = TypeVar("X")
 

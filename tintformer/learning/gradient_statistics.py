@@ -25,18 +25,18 @@ from tintformer.engines.fast.reading import GradientExecutor, Memory
 from tintformer.engines.fast.updates import Updates
 from tintformer.errors import InputError, LoadError, RuleError, TintError
 from tintformer.execution import walk
-from tintformer.execution.arrays import Array
 from tintformer.execution.batch import Chunk
 from tintformer.execution.engine import parameter_updates, undisturbed
+from tintformer.execution.inputs import Array
 from tintformer.execution.output import Predictions
 from tintformer.learning.streams import Carry, StreamSettings, read_stream
 from tintformer.learning.update_files import base_hash, read_object
 from tintformer.rule.learning_rule import LearningRule, require_rule
-from tintformer.rule.trainable import trainable_weights
+from tintformer.rule.optimiser import trainable_weights
 from tintformer.storage.checksums import CHECKSUM, read_tensors, write_tensors
-from tintformer.storage.foreign_files import given_path
 from tintformer.storage.loading import load
 from tintformer.storage.untrusted import is_finite
+from tintformer.storage.untrusted_files import given_path
 from tintformer.storage.whole_files import check_file, whole_file
 from tintformer.typed_fields import shown
 from tintformer.version import __version__

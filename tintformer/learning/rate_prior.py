@@ -29,7 +29,7 @@ from tintformer.learning.rate_trials import training_part
 from tintformer.learning.update_files import base_hash
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.storage.cache_paths import cache_directory
-from tintformer.storage.foreign_files import read_foreign_json
+from tintformer.storage.untrusted_files import read_foreign_json
 from tintformer.storage.whole_files import whole_file
 from tintformer.typed_fields import Range, checked
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.errors import NonFiniteError, RuleError
-from tintformer.execution.arrays import Array
 from tintformer.execution.batch import Batch, LearningMasks
+from tintformer.execution.inputs import Array
 from tintformer.learning.engine_registry import check_options
 from tintformer.learning.rate_prior import WORST, PriorCurve, find_prior, rate_of, untrained_loss
 from tintformer.learning.rate_search import RatePoint, checked_grid, climb, rate_curve

@@ -28,8 +28,8 @@ from tintformer.execution.continuation import KeyValueCache
 from tintformer.learning.update_files import base_hash, read_object, read_rule, weight_keys
 from tintformer.rule.optimiser import Moments
 from tintformer.storage.checksums import CHECKSUM, read_tensors, write_tensors
-from tintformer.storage.foreign_files import given_path
 from tintformer.storage.untrusted import is_finite
+from tintformer.storage.untrusted_files import given_path
 from tintformer.storage.whole_files import check_file, whole_file
 from tintformer.version import __version__
 

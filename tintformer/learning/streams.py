@@ -23,17 +23,16 @@ from tintformer.engines.fast import FastEngine
 from tintformer.engines.fast.reading import Memory
 from tintformer.engines.fast.updates import MatrixUpdate, Updates
 from tintformer.errors import InputError, LoadError, TintWarning
-from tintformer.execution.arrays import Array
 from tintformer.execution.batch import Chunk
 from tintformer.execution.continuation import KeyValueCache
-from tintformer.execution.token_arrays import mask_of, numbers_of, token_ids
+from tintformer.execution.inputs import Array, mask_of, numbers_of, token_ids
 from tintformer.learning.stream_files import read_state, write_state
 from tintformer.learning.tuned import Tuned
 from tintformer.learning.update_files import weight_keys
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.storage.checksums import add_tensor
-from tintformer.storage.foreign_files import given_path
 from tintformer.storage.loading import load
+from tintformer.storage.untrusted_files import given_path
 from tintformer.typed_fields import Range, check_fields, checked
 
 Carry = Literal["none", "recompute", "cache"]

@@ -6,10 +6,10 @@ import os
 import sys
 from pathlib import Path
 
-from tintformer.auxiliary.tokens import MIN_TOKENS, Encoded, decode, decode_continuation, encode
+from tintformer.auxiliary.text import MIN_TOKENS, Encoded, decode, decode_continuation, encode
 from tintformer.errors import InputError, brief
-from tintformer.storage.foreign_text import check_characters, read_bytes, read_stream, user_path
 from tintformer.storage.tokenizers import find_tokenizer
+from tintformer.storage.untrusted_files import check_characters, read_bytes, read_stream, user_path
 from tintformer.typed_fields import checked
 
 __all__ = [

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from tintformer.auxiliary.description import Auxiliary
-from tintformer.auxiliary.generation import check_context_length
-from tintformer.auxiliary.tokens import Encoded, encode
+from tintformer.auxiliary.text import Encoded, check_context_length, encode
 from tintformer.errors import LoadError
 from tintformer.learning.split import Split
 from tintformer.storage.loading import load

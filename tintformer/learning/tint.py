@@ -8,11 +8,11 @@ from typing import Any, Unpack
 
 from tintformer.engines.fast import FastEngine
 from tintformer.errors import InputError, RuleError, TintError
-from tintformer.execution.arrays import Array
 from tintformer.execution.batch import LearningMasks
 from tintformer.execution.engine import Adapts, Engine
 from tintformer.execution.examples import Examples, learning_batch
 from tintformer.execution.hooks import Hooks, Watchable
+from tintformer.execution.inputs import Array
 from tintformer.execution.output import Logits, TintOutput, positions_of, warn_of_ruin
 from tintformer.learning.engine_registry import make_engine
 from tintformer.learning.gradient_statistics import settle_statistics

@@ -14,26 +14,24 @@ import torch
 from torch import Tensor, nn
 
 from tintformer.auxiliary.description import Auxiliary, ops
-from tintformer.auxiliary.generation import continue_text
 from tintformer.auxiliary.ops import Weight
+from tintformer.auxiliary.text import continue_text
 from tintformer.engines.fast import FastEngine
 from tintformer.engines.fast.updates import MatrixUpdate, Updates
 from tintformer.errors import InputError, LoadError, TintError, nearest
-from tintformer.execution.arrays import Array, as_tensor
 from tintformer.execution.batch import Batch, LearningMasks, Masks
 from tintformer.execution.engine import parameter_updates, undisturbed
 from tintformer.execution.examples import Examples, learning_batch, scoring_batch
-from tintformer.execution.hook_points import parameter_names
-from tintformer.execution.hooks import Hooks, Watchable
+from tintformer.execution.hooks import Hooks, Watchable, parameter_names
+from tintformer.execution.inputs import Array, as_tensor, mask_of, token_ids
 from tintformer.execution.output import Logits, TintOutput, positions_of
-from tintformer.execution.token_arrays import mask_of, token_ids
 from tintformer.learning.peft_files import FILES, Adapter, PeftExport
 from tintformer.learning.update_files import read_update, write_update
 from tintformer.learning.update_view import By, UpdateEffects, UpdateView, effects
 from tintformer.rule.learning_rule import LearningRule, require_rule
-from tintformer.rule.trainable import trainable_weights
-from tintformer.storage.foreign_files import given_path
+from tintformer.rule.optimiser import trainable_weights
 from tintformer.storage.loading import load
+from tintformer.storage.untrusted_files import given_path
 from tintformer.storage.whole_files import check_directory
 from tintformer.typed_fields import Range, checked
 

@@ -32,10 +32,10 @@ from tintformer.auxiliary.placement import placed_parameters
 from tintformer.engines.fast.updates import Factors, MatrixUpdate, Updates
 from tintformer.errors import LoadError, TintError, cause
 from tintformer.rule.learning_rule import LearningRule, require_number
-from tintformer.rule.trainable import trainable_weights
+from tintformer.rule.optimiser import trainable_weights
 from tintformer.storage.checksums import CHECKSUM, add_tensor, read_tensors, write_tensors
-from tintformer.storage.foreign_files import given_path
 from tintformer.storage.untrusted import is_finite
+from tintformer.storage.untrusted_files import given_path
 from tintformer.storage.whole_files import check_file, whole_file
 from tintformer.version import __version__
 

@@ -36,9 +36,8 @@ from tintformer.rule.optimiser import rate_factor, step_rate
 from tintformer.simulator.module_factory import module_name
 from tintformer.simulator.modules.norm import ReadRows, RowDescent
 from tintformer.simulator.modules.self_attention import AttentionBackward
-from tintformer.simulator.pieces import Cut
 from tintformer.simulator.primitives import tokenwise
-from tintformer.simulator.regions import Phase
+from tintformer.simulator.regions import Cut, Phase
 from tintformer.simulator.simulator import Simulator
 
 

@@ -23,7 +23,7 @@ from tintformer.execution.batch import TracedBatch
 from tintformer.network.network import Network
 from tintformer.network.operators import EMBED, OperatorCount, check_operators, count_operators
 from tintformer.rule.learning_rule import LearningRule, require_built
-from tintformer.rule.trainable import trainable_weights
+from tintformer.rule.optimiser import trainable_weights
 
 if TYPE_CHECKING:
     import onnx
@@ -131,7 +131,7 @@ def check_tokens(auxiliary: Auxiliary, num_tokens: int) -> None:
 def export(module: PortablePass, num_tokens: int, *, dynamic_batch: bool = False) -> Exported:
     """The ONNX graph of a pass over `num_tokens` tokens, of one sequence or of any number of them."""
     require_onnx()
-    from tintformer.network.onnx_graph import write_graph
+    from tintformer.network.onnx import write_graph
 
     check_tokens(module.auxiliary, num_tokens)
     if dynamic_batch and module.names:

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tintformer.execution.batch import Batch
-from tintformer.execution.token_arrays import SHARED
+from tintformer.execution.inputs import SHARED
 from tintformer.rule.learning_rule import LearningRule
 
 COORDINATES = (

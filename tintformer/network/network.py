@@ -34,8 +34,8 @@ from tintformer.simulator.construction import AttentionForm, Construction, Softm
 from tintformer.simulator.geometry import DEFAULT_STACK
 from tintformer.simulator.primitives.tokenwise import FeedForward, Table, constant
 from tintformer.simulator.simulator import Simulator, build
-from tintformer.storage.foreign_files import given_path
 from tintformer.storage.loading import load
+from tintformer.storage.untrusted_files import given_path
 
 Inputs = Shaped[Tensor, "B T *vector"]
 """Token ids, or the vectors of examples."""

@@ -22,8 +22,8 @@ from tintformer.network.layers import Layer, Quantity
 from tintformer.network.network import Embed
 from tintformer.network.stream import Frame, Stream
 from tintformer.network.symbols import Symbol
-from tintformer.rule.trainable import trained_weights
-from tintformer.simulator.pieces import PieceStream
+from tintformer.rule.optimiser import trained_weights
+from tintformer.simulator.regions import PieceStream
 from tintformer.simulator.simulator import Simulator
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tintformer.network.layers import Quantity
-from tintformer.simulator.pieces import Cut
+from tintformer.simulator.regions import Cut
 
 if TYPE_CHECKING:
     from tintformer.network.compiler import Compiler

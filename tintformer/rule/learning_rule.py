@@ -1,8 +1,11 @@
-"""LearningRule: how the auxiliary learns inside the pass."""
+"""LearningRule: how the auxiliary learns inside the pass.
+
+What tables and reports call a rule.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
@@ -268,3 +271,15 @@ PRESETS: dict[str, Callable[..., LearningRule]] = {
     "full": LearningRule.full,
 }
 """Where a rule may start from, by name; each takes the knobs of `LearningRule`."""
+
+
+def rule_text(rule: LearningRule, leave_out: Collection[str] = ()) -> str:
+    """The preset that is nearest, and every knob that differs from it, but for those that are left out."""
+
+    def differing(preset: str) -> list[str]:
+        start = PRESETS[preset](learning_rate=rule.learning_rate)
+        names = [field.name for field in fields(rule) if field.name not in leave_out]
+        return [f"{name}={getattr(rule, name)}" for name in names if getattr(rule, name) != getattr(start, name)]
+
+    preset = min(PRESETS, key=lambda name: len(differing(name)))
+    return ", ".join([preset, *differing(preset)])

@@ -1,19 +1,26 @@
 """How a gradient moves a weight: descent with momentum, decay towards the base, rms, adam and muon.
 
 R rows: sequences that learn, each on its own. A change is what a weight has moved from its base.
+
+Which weights a learning rule trains: some of the trained blocks and of the final norm, never embeddings or head.
+
+Root mean squares of gradients, collected on a text: what the optimiser `rms` divides by.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tintformer.auxiliary.description import Auxiliary, compute_dtype, ops
+from tintformer.auxiliary.ops import Join, Linear, Norm, Op, Weight
+from tintformer.errors import RuleError
 from tintformer.rule.learning_rule import LearningRule
 
 BETAS = (0.9, 0.999)
@@ -201,3 +208,52 @@ def polar_core(gram_x: Float[Tensor, "R n n"], gram_g: Float[Tensor, "R n n"]) -
 def muon_factor(shape: torch.Size | tuple[int, ...]) -> float:
     """What `torch.optim.Muon` multiplies the rate of a matrix `[..., out, in]` by."""
     return math.sqrt(max(1.0, shape[-2] / shape[-1]))
+
+
+def trained_weights(rule: LearningRule, op: Op | Join) -> tuple[Weight, ...]:
+    """The weights of an op on the backward path that descent changes."""
+    # With attention_gradient="value" no gradient reaches queries and keys, which is why they have a knob of their own.
+    if isinstance(op, Linear):
+        # Group `frozen` is OPT-350m's projections into and out of the stream: they belong to the embeddings.
+        free = op.group == "body" or (op.group == "query_key" and rule.update_query_key)
+        candidates = (op.weight, op.bias) if free else ()
+    elif isinstance(op, Norm) and op.group == "query_key":
+        candidates = (op.scale, op.bias) if rule.update_query_key else ()
+    elif isinstance(op, Norm):  # the paper trains biases of norms and leaves their scales alone
+        candidates = (op.scale, op.bias) if rule.update_norm_scale else (op.bias,)
+    else:
+        candidates = ()
+    return tuple(weight for weight in candidates if weight is not None)
+
+
+def trainable_weights(rule: LearningRule, auxiliary: Auxiliary) -> Iterator[Weight]:
+    """Every weight that the rule trains: those of the trained blocks, then those of the final steps."""
+    num_trained = rule.num_trained(len(auxiliary.blocks))
+    for steps in (*auxiliary.blocks[len(auxiliary.blocks) - num_trained :], auxiliary.final):
+        for op in ops(steps):
+            yield from trained_weights(rule, op)
+
+
+def by_weight(
+    statistics: Mapping[str, Tensor] | None, auxiliary: Auxiliary, rule: LearningRule
+) -> dict[Weight, Tensor] | None:
+    """Those of every weight that the rule trains, from tensors by Hugging Face name."""
+    if rule.optimizer != "rms":
+        if statistics is not None:
+            raise RuleError(f"statistics are for optimizer='rms', and this rule has {rule.optimizer!r}; leave them out")
+        return None
+    if statistics is None:
+        raise RuleError(
+            "optimizer='rms' divides by root mean squares of gradients: give statistics=, collected on a text by "
+            "tint.collect_statistics or `tint statistics`"
+        )
+    found: dict[Weight, Tensor] = {}
+    for weight in trainable_weights(rule, auxiliary):
+        values = statistics.get(weight.name)
+        if values is None or values.shape != weight.source.shape:
+            raise RuleError(
+                f"the statistics do not fit {auxiliary.name}: {weight.name} is missing or has another shape"
+            )
+        here = values.to(weight.home, compute_dtype(auxiliary.dtype))
+        found[weight] = replace(weight, source=here, device=None).read()
+    return found

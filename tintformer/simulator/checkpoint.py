@@ -29,10 +29,10 @@ from tintformer.errors import LoadError, TintError, cause
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator.construction import Construction
 from tintformer.storage.checksums import read_tensors, write_tensors
-from tintformer.storage.foreign_files import check_model_files, given_path, read_foreign_json
 from tintformer.storage.loading import SIMULATOR_FORMAT
 from tintformer.storage.saved_configs import checked_settings
 from tintformer.storage.untrusted import build_config, build_on_meta, is_finite, read_dtype
+from tintformer.storage.untrusted_files import check_model_files, given_path, read_foreign_json
 from tintformer.storage.whole_files import check_settled, whole_files
 from tintformer.version import __version__
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from tintformer.auxiliary.ops import Activation, Attend, Linear, Norm, Product
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.trainable import trained_weights
+from tintformer.rule.optimiser import trained_weights
 from tintformer.simulator.layouts import Layout, Module
 from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward
 from tintformer.simulator.modules.movement import Movement, num_held

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from tintformer.auxiliary.ops import Linear, Norm, Weight
 from tintformer.simulator.geometry import Geometry
-from tintformer.simulator.pieces import Cut, groups_in_pieces
+from tintformer.simulator.regions import Cut, groups_in_pieces
 from tintformer.simulator.wiring import WiredOp
 
 Prefix = Float[Tensor, "1 N H M K d"]

@@ -16,12 +16,12 @@ from tintformer.auxiliary.ops import Weight
 from tintformer.engines.reference import check_stream
 from tintformer.errors import InputError, TintError
 from tintformer.execution import walk
-from tintformer.execution.arrays import Array
 from tintformer.execution.batch import Batch, LearningMasks
 from tintformer.execution.continuation import Continuation, KeyValueCache
 from tintformer.execution.engine import own_settings, row_updates, undisturbed
 from tintformer.execution.examples import Examples, learning_batch
 from tintformer.execution.hooks import Hooks, Watchable
+from tintformer.execution.inputs import Array
 from tintformer.execution.output import EngineResult, Logits, TintOutput, positions_of, predict, warn_of_ruin
 from tintformer.rule.head import loss_of
 from tintformer.rule.learning_rule import LearningRule, require_built

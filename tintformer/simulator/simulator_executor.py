@@ -13,12 +13,11 @@ from tintformer.auxiliary.ops import Activation, Add, Attend, Join, Linear, Norm
 from tintformer.execution.batch import Batch
 from tintformer.execution.continuation import KeyValueCache
 from tintformer.execution.executor import Stage
-from tintformer.rule.optimiser import step_rate
-from tintformer.rule.trainable import trained_weights
+from tintformer.rule.optimiser import step_rate, trained_weights
 from tintformer.simulator.modules.loss_gradient import LossInputs
 from tintformer.simulator.modules.movement import Descending
 from tintformer.simulator.modules.self_attention import AttentionInputs
-from tintformer.simulator.pieces import Cut, PieceStream, add_streams
+from tintformer.simulator.regions import Cut, PieceStream, add_streams
 
 if TYPE_CHECKING:
     from tintformer.simulator.simulator import Simulator

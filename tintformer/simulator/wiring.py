@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.ops import Activation, Add, Attend, Fork, Linear, Move, Norm, Product, Step
-from tintformer.simulator.pieces import Cut
-from tintformer.simulator.regions import Region
+from tintformer.simulator.regions import Cut, Region
 
 ModuleOp = Linear | Norm | Activation | Product | Attend
 """What a module stands for; sums need none, the residual stream adds."""

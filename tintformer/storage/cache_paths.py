@@ -8,7 +8,7 @@ import os
 import re
 from pathlib import Path
 
-from tintformer.storage.foreign_text import user_path
+from tintformer.storage.untrusted_files import user_path
 
 VARIABLE = "TINTFORMER_CACHE"
 _READABLE = 150

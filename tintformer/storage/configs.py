@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from tintformer.bundled import BUNDLED, bundled_directory
-from tintformer.errors import LoadError, cause, nearest
-from tintformer.storage.foreign_text import user_path
-from tintformer.storage.packages import PACKAGES
+from tintformer.errors import LoadError, TintError, cause, nearest
+from tintformer.storage.packages import PACKAGES, model_directory
+from tintformer.storage.untrusted_files import user_path
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +38,8 @@ def _read_known_models() -> dict[str, dict[str, Any]]:
 
 KNOWN_MODELS = _read_known_models()
 """The settings of well-known checkpoints, `model_type` among them, by hub id."""
+
+CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 _EXAMPLES = ("openai-community/gpt2", "facebook/opt-125m", "EleutherAI/pythia-70m", "meta-llama/Llama-3.2-1B")
 
@@ -105,11 +107,38 @@ def meta_auxiliary(config: PretrainedConfig, name: str, dtype: torch.dtype | Non
     return describe(model.eval(), family, name)
 
 
+def total_memory() -> int:
+    """All that this process could ever have: the machine's, or what its container is allowed."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = CGROUP.read_text().strip() if CGROUP.exists() else "max"
+    return min(machine, int(limit)) if limit.isdigit() else machine
+
+
+def refuse_the_impossible(model: str, dtype: torch.dtype) -> None:
+    """Refuse a model whose weights alone this machine could never hold, before they are read or fetched.
+
+    What is in doubt may try: nobody else's memory counts, and a model whose configuration is not at hand passes.
+    """
+    path, memory = user_path(model), total_memory()
+    directory = path if path.is_dir() else model_directory(model)
+    if directory and sum(file.stat().st_size for file in directory.iterdir()) < memory / 16:
+        return  # with room to spare: no need to spend a second on it
+    try:
+        weights = meta_auxiliary(read_config(model), model).model.num_parameters() * dtype.itemsize
+    except TintError:
+        return  # whoever does the work says what is wrong, and knows more
+    if weights > memory:
+        raise LoadError(
+            f"the weights of {model} take {weights / 1e9:,.2f} GB in {str(dtype).removeprefix('torch.')}, but there "
+            f"are {memory / 1e9:,.2f} GB; load them in bfloat16, or take a smaller model"
+        )
+
+
 def _read_path(path: Path) -> PretrainedConfig:
     from transformers import AutoConfig
 
-    from tintformer.storage.foreign_files import read_foreign_json
     from tintformer.storage.untrusted import refuse_code_and_huge_sizes
+    from tintformer.storage.untrusted_files import read_foreign_json
 
     file = path / "config.json" if path.is_dir() else path
     if not file.exists():

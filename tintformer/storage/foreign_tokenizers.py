@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tintformer.auxiliary.tokens import panics_as_errors
+from tintformer.auxiliary.text import panics_as_errors
 from tintformer.errors import LoadError, TintError, cause
-from tintformer.storage.foreign_files import check_model_files, read_foreign_json
 from tintformer.storage.gguf_headers import read_gguf_header
+from tintformer.storage.untrusted_files import check_model_files, read_foreign_json
 
 MAX_GROWTH = 16
 """Characters that a normaliser or a decoder may make of one. Those of published models make one of one."""

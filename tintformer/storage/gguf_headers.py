@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tintformer.errors import LoadError
-from tintformer.storage.foreign_files import check_regular
+from tintformer.storage.untrusted_files import check_regular
 
 _VERSIONS = (2, 3)
 _SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}

@@ -15,7 +15,7 @@ from urllib.request import getproxies
 from tintformer.console import hand_over
 from tintformer.errors import LoadError, cause
 from tintformer.storage.cache_paths import cache_directory, sha256_of
-from tintformer.storage.foreign_files import read_foreign_json
+from tintformer.storage.untrusted_files import read_foreign_json
 from tintformer.storage.whole_files import whole_file
 
 # By name, not by ending: repositories hold other formats and second copies beside what transformers reads, and

@@ -18,13 +18,13 @@ from tintformer.auxiliary.description import Auxiliary
 from tintformer.auxiliary.validation import COMPUTED, check_model, find_family
 from tintformer.errors import LoadError, TintError, brief, cause
 from tintformer.storage.fit import check_config_matches_weights, check_size, refuse_differences, refuse_untied
-from tintformer.storage.foreign_files import check_model_files, read_foreign_json
 from tintformer.storage.gguf_headers import read_gguf_header
 from tintformer.storage.packages import find_model
 from tintformer.storage.safetensors_headers import INDEX, read_headers, refuse_adapters
 from tintformer.storage.tokenizers import find_tokenizer, find_tokenizer_of_object
 from tintformer.storage.unpacking import plain_copy, unpack
 from tintformer.storage.untrusted import refuse_code_and_huge_sizes, refuse_huge_generation
+from tintformer.storage.untrusted_files import check_model_files, read_foreign_json
 from tintformer.typed_fields import checked
 
 SIMULATOR_FORMAT = "tintformer simulator"

@@ -21,9 +21,9 @@ from tintformer.bundled import bundled_directory
 from tintformer.console import hand_over
 from tintformer.errors import LoadError, cause
 from tintformer.storage.cache_paths import VARIABLE, cache_directory, sha256_of
-from tintformer.storage.foreign_text import user_path
 from tintformer.storage.hub_models import converted_directory, find_on_hub, require_on_hub
 from tintformer.storage.staging import NEW, settle, staged
+from tintformer.storage.untrusted_files import user_path
 from tintformer.storage.whole_files import check_directory, make_directory, whole_file
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tintformer.errors import LoadError, cause
 from tintformer.storage.checksums import CHECKSUM, Checksum
-from tintformer.storage.foreign_files import check_regular, read_foreign_json
+from tintformer.storage.untrusted_files import check_regular, read_foreign_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # A file name without a folder: an index must not make us open ../../etc/secrets, nor a pickle.

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from tintformer.errors import LoadError, cause
-from tintformer.storage.foreign_text import user_path
 from tintformer.storage.foreign_tokenizers import has_tokenizer, open_tokenizer
 from tintformer.storage.hub_models import main_snapshot
 from tintformer.storage.packages import model_directory
 from tintformer.storage.unpacking import plain_copy
+from tintformer.storage.untrusted_files import user_path
 
 
 def find_tokenizer(name: str) -> Any:

@@ -28,10 +28,9 @@ from typing import Any
 
 from tintformer.errors import LoadError, TintWarning, cause
 from tintformer.storage.cache_paths import cache_directory, sha256_of
-from tintformer.storage.file_names import to_file_name
-from tintformer.storage.foreign_files import read_foreign_json
 from tintformer.storage.foreign_tokenizers import open_tokenizer
 from tintformer.storage.staging import settle
+from tintformer.storage.untrusted_files import read_foreign_json, to_file_name
 from tintformer.storage.whole_files import make_directory, whole_directory
 from tintformer.version import __version__
 

@@ -24,7 +24,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tintformer.errors import InputError, LoadError
-from tintformer.storage.foreign_files import given_path
 from tintformer.storage.staging import (
     NEW,
     clean,
@@ -37,6 +36,7 @@ from tintformer.storage.staging import (
     staged,
     undo,
 )
+from tintformer.storage.untrusted_files import given_path
 
 __all__ = [
     "check_directory",

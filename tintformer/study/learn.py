@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from tintformer.auxiliary.description import Auxiliary
-from tintformer.auxiliary.generation import check_context_length
-from tintformer.auxiliary.tokens import encode
+from tintformer.auxiliary.text import check_context_length, encode
 from tintformer.errors import InputError
 from tintformer.execution.engine import Engine
 from tintformer.learning.rate_selection import RateChoice, RatePoint

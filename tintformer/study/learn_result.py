@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 from torch import Tensor
 
-from tintformer.analysis.frames import as_frame
 from tintformer.auxiliary.description import Auxiliary
-from tintformer.auxiliary.generation import NEW_TOKENS
-from tintformer.auxiliary.tokens import Encoded
+from tintformer.auxiliary.text import NEW_TOKENS, Encoded
 from tintformer.console import printable
-from tintformer.errors import TintError
 from tintformer.learning.rate_selection import RateChoice
 from tintformer.learning.tuned import Tuned
 from tintformer.rule.learning_rule import LearningRule
+from tintformer.study.coloured import coloured_html, cut, shown
+from tintformer.study.frames import as_frame
 
 SHOWN = 200
 """Characters of a prompt beside its continuations."""
@@ -169,32 +166,6 @@ class LearnResult:
             return self
         return replace(self, continuation=self.generate(self.text, max_new_tokens=num_tokens))
 
-    def report(self, directory: str | os.PathLike[str], *, cosine: bool | None = None) -> Path:
-        """Write the page that `tint report` writes, and return its path: `report.html` and its figures.
-
-        Args:
-            directory: Where to; it is made.
-            cosine: Whether the rule's gradient is compared with the exact one; None leaves that out for a large model.
-        """
-        if not self.train_tokens:
-            raise TintError("nothing was learnt from this text, so there is no pass to report on")
-        from tintformer.report import check_directory, collect, write
-
-        check_directory(Path(directory))
-        found = collect(
-            self.auxiliary,
-            self.rule,
-            self.text,
-            self.encoded,
-            self.auxiliary.tokenizer,
-            train_tokens=self.train_tokens,
-            engine=self.engine,
-            choice=self.choice,
-            statistics=self.statistics,
-            cosine=cosine,
-        )
-        return write(found, Path(directory))
-
     def __repr__(self) -> str:
         how = f"after learning from {self.train_tokens}" if self.train_tokens else "with an update learnt earlier"
         return printable(
@@ -203,9 +174,6 @@ class LearnResult:
         )
 
     def _repr_html_(self) -> str:
-        from tintformer.report import coloured_html
-        from tintformer.report.pieces import cut, shown
-
         gains: list[float | None] = [None] * len(self.encoded.tokens)
         for position, gain in zip(
             self.positions.tolist(), (self.token_loss_before - self.token_loss).tolist(), strict=True

@@ -22,7 +22,7 @@ from tintformer.execution.engine import row_updates, undisturbed
 from tintformer.execution.hooks import Hooks
 from tintformer.execution.output import EngineResult, Predictions, predict
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.statistics import by_weight
+from tintformer.rule.optimiser import by_weight
 from tintformer.typed_fields import checked
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 from tintformer.auxiliary.description import Auxiliary, compute_dtype
 from tintformer.auxiliary.ops import Activation, Add, Attend, Join, Linear, Norm, Op, Product, Weight
 from tintformer.engines.fast import kernels
-from tintformer.engines.fast.fused_attention import FusedAttention
+from tintformer.engines.fast.kernels import FusedAttention
 from tintformer.engines.fast.update_costs import UpdateUse, prefers_dual, smaller_as_factors
 from tintformer.engines.fast.updates import MatrixUpdate, Updates
 from tintformer.errors import DivergenceError
@@ -28,8 +28,7 @@ from tintformer.execution.non_finite import check_model, gradient_error, is_fini
 from tintformer.rule import activation, head, norm
 from tintformer.rule.attention import AttentionHeads, merge_key
 from tintformer.rule.learning_rule import LearningRule
-from tintformer.rule.optimiser import Moments, StepSize
-from tintformer.rule.trainable import trained_weights
+from tintformer.rule.optimiser import Moments, StepSize, trained_weights
 
 Targets = Shaped[Tensor, "rows *vector"]
 """Tokens, or vectors."""

@@ -26,8 +26,8 @@ from tintformer.engines.oracle.twin import OracleMode, make_twin
 from tintformer.errors import DivergenceError, InputError, NonFiniteError
 from tintformer.execution.batch import Batch
 from tintformer.execution.engine import undisturbed
+from tintformer.execution.inputs import SHARED
 from tintformer.execution.output import EngineResult, Predictions
-from tintformer.execution.token_arrays import SHARED
 from tintformer.rule.learning_rule import LearningRule
 
 

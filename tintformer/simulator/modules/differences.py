@@ -17,9 +17,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from tintformer.rule.learning_rule import Gradient, LearningRule
-from tintformer.simulator.pieces import Cut
 from tintformer.simulator.primitives.tokenwise import CPU, Combine, Gated, GroupNorm, Narrow
-from tintformer.simulator.regions import Region, Regions
+from tintformer.simulator.regions import Cut, Region, Regions
 
 Pieces = Float[Tensor, "B N T Dslot"]
 

@@ -18,10 +18,9 @@ from tintformer.simulator.layouts import Layout, Module
 from tintformer.simulator.modules.differences import Difference, Groups, Mean
 from tintformer.simulator.modules.linear import LinearBackward, LinearDescent, LinearForward, by_heads
 from tintformer.simulator.modules.movement import Descending, Movement
-from tintformer.simulator.pieces import Cut, groups_in_pieces
 from tintformer.simulator.primitives.attention import Attention, Bias, Port, Positional, Weigh
 from tintformer.simulator.primitives.tokenwise import CPU, Combine, DimensionWise, FixedGate, Gated, Narrow, Recordable
-from tintformer.simulator.regions import PREFIX, Region, Regions
+from tintformer.simulator.regions import PREFIX, Cut, Region, Regions, groups_in_pieces
 
 Pieces = Float[Tensor, "B N T Dslot"]
 RowPrefix = Float[Tensor, "B N 1 1 R Dslot"]

@@ -9,8 +9,8 @@ from tintformer.auxiliary.ops import Activation as ActivationOp
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator.layouts import Layout, Module
 from tintformer.simulator.modules.differences import Difference, Groups
-from tintformer.simulator.pieces import Cut
 from tintformer.simulator.primitives.tokenwise import Activation, Gated
+from tintformer.simulator.regions import Cut
 
 Pieces = Float[Tensor, "B N T Dslot"]
 

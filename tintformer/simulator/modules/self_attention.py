@@ -21,11 +21,10 @@ from tintformer.errors import InputError
 from tintformer.rule.learning_rule import LearningRule
 from tintformer.simulator.layouts import Layout, Module
 from tintformer.simulator.modules.differences import Groups, Length
-from tintformer.simulator.pieces import Cut
 from tintformer.simulator.primitives import attention
 from tintformer.simulator.primitives.attention import Attention, Joined, Port, Positional, Stream, Weigh
 from tintformer.simulator.primitives.tokenwise import Combine, DimensionWise, Distance, Gated, Rotate, SplitWise
-from tintformer.simulator.regions import Region, Regions
+from tintformer.simulator.regions import Cut, Region, Regions
 
 Pieces = Float[Tensor, "B N T Dslot"]
 AuxiliaryHeads = Float[Tensor, "B K G 1 T d"]

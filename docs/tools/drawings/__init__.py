@@ -1,0 +1,1 @@
+"""The drawings of the construction in the documentation, made from built objects; `make figures` writes them."""

@@ -1,1 +1,0 @@
-"""What is known about a pass: verification, theorems, accounting, planning, what stands where."""

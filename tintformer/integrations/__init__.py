@@ -1,1 +1,0 @@
-"""Other tools' own interfaces: transformers and the evaluation harness."""

@@ -1,5 +1,0 @@
-"""What the YAML files beside this one name: the harness looks for it here."""
-
-from tintformer.integrations.lm_eval.classification_task import ClassificationTask, process_results
-
-__all__ = ["ClassificationTask", "process_results"]

@@ -1,0 +1,1 @@
+"""Is it right, how large is it, does it leak: verification, theorems, sizes, plans, audits."""

@@ -1,0 +1,1 @@
+"""Whether a scoring procedure depends on what it may not see."""

@@ -1,0 +1,1 @@
+"""What is evaluated: models, texts, tasks, prompts, and how answers are scored."""

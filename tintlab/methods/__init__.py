@@ -1,0 +1,1 @@
+"""What is compared: learning rules, adapters and fine-tuning as it is usually done."""

@@ -1,0 +1,1 @@
+"""Results as intervals, tables and figures."""

@@ -1,0 +1,1 @@
+"""How an experiment is done: units, records, processes, choosing rates."""
