@@ -144,11 +144,9 @@ class Fork:
             sys.stderr.flush()
             with warnings.catch_warnings():  # a server of a test may run in a thread, which the child does not need
                 warnings.simplefilter("ignore", DeprecationWarning)
-                gc.freeze()  # a collection in the child would touch, and so copy, every page with an object
                 self.pid = os.fork()
             if self.pid == 0:
                 _be_the_child(work, (given, self._out, self._err), cwd, variables or {}, own_group)
-            gc.unfreeze()
 
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal; None while it runs."""
@@ -206,6 +204,7 @@ def _be_the_child(
     import torch
 
     code = 1
+    gc.freeze()  # a collection would touch, and so copy, every page with an object
     try:
         if own_group:
             os.setsid()

@@ -54,12 +54,11 @@ def measure(function: Callable[[str], object], arguments: list[Path]) -> list[Ou
 
 def _measure(function: Callable[[str], object], argument: str) -> Outcome:
     reading, writing = os.pipe()
-    gc.freeze()  # a collection in the child would touch, and so copy, every page with an object
     child = os.fork()
     if child == 0:
+        gc.freeze()  # a collection would touch, and so copy, every page with an object
         os.close(reading)
         _call(function, argument, writing)
-    gc.unfreeze()
     os.close(writing)
     with os.fdopen(reading) as stream:
         said = stream.read()

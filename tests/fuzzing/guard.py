@@ -62,12 +62,11 @@ def run_forked(kind: Kind, seeds: Sequence[int], sandbox: Path) -> Iterator[Repo
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
-    gc.freeze()  # a collection in the child would touch, and so copy, every page with an object
     pid = os.fork()
     if pid == 0:
+        gc.freeze()  # a collection would touch, and so copy, every page with an object
         os.close(reading)
         _be_child(kind, seeds, sandbox, writing)
-    gc.unfreeze()
     os.close(writing)
     left = list(seeds)
     stopped = None
