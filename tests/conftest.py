@@ -42,6 +42,7 @@ def pytest_pycollect_makemodule(module_path: Path) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Collect garbage again, of the tests alone, and spare a run without hypothesis its import at the very end."""
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)  # a fourteenth of the collections: tests make many short-lived objects
     gc.enable()
     plugin = session.config.pluginmanager.get_plugin("hypothesispytest")
     if plugin is not None and "hypothesis" not in sys.modules:
